@@ -1,0 +1,47 @@
+"""Preference weights on top of any rule."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from classgrad._errors import InputError
+from classgrad.rules._rule import ClassStatistics, Rule
+
+
+class Prefer(Rule):
+    """Multiply the weights of ``rule`` by a preference per class.
+
+    ``preferences`` is a mapping from class label to weight (labels not named keep 1), or a sequence indexed by label.
+
+    >>> from classgrad.rules import Sum
+    >>> rule = Prefer(Sum(), {1: 3.0})
+    >>> rule(ClassStatistics(torch.tensor([0, 1, 5]), torch.tensor([True, True, True])))
+    tensor([1., 3., 1.])
+    """
+
+    def __init__(self, rule: Rule, preferences: Mapping[int, float] | Sequence[float]) -> None:
+        pairs = preferences.items() if isinstance(preferences, Mapping) else enumerate(preferences)
+        self.rule = rule
+        self.preferences = {int(label): float(value) for label, value in pairs}
+        for label, value in self.preferences.items():
+            if not (math.isfinite(value) and value >= 0):
+                raise InputError(
+                    f"Parameter `preferences` should hold finite weights of at least 0. Found {value!r} for class {label}."
+                )
+        self.needs = rule.needs
+        self.separable = rule.separable  # type: ignore[misc]  # follows the wrapped rule
+        self.per = rule.per
+
+    def __call__(self, statistics: ClassStatistics) -> Tensor:
+        """Return the wrapped rule's weights, each times its class's preference."""
+        weights = self.rule(statistics)
+        for label, value in self.preferences.items():
+            weights = torch.where(statistics.classes == label, weights * value, weights)
+        return weights
+
+    def __repr__(self) -> str:
+        return f"Prefer({self.rule!r}, {self.preferences!r})"

@@ -1,0 +1,59 @@
+"""What a rule is: a pure function from the statistics of the class gradients to one weight per class."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from torch import Tensor
+
+Need = Literal["norms", "gram", "projections"]
+Scope = Literal["model", "layer", "parameter"]
+
+
+@dataclass(frozen=True)
+class ClassStatistics:
+    """What a rule may look at; every tensor has one entry per class, in the order of ``classes``.
+
+    ``active`` is False for a class that takes no part in the step (absent, zero gradient or not finite); a rule may
+    ignore it for its own weights, which the engine sets to zero for such classes, but must not let those classes
+    reach the weights of others.
+    """
+
+    classes: Tensor
+    active: Tensor
+    norms: Tensor | None = None
+    gram: Tensor | None = None
+    projections: Tensor | None = None
+
+
+class Rule(ABC):
+    """The weights w of the update direction Σ_l w_l g_l."""
+
+    needs: frozenset[Need] = frozenset({"norms"})
+    separable: ClassVar[bool] = True
+    """Whether a class's weight depends on that class alone, so that classes can be streamed one by one."""
+    per: Scope = "model"
+    """Over what the statistics are taken: the whole parameter vector (as in the paper), each layer, each tensor."""
+
+    @abstractmethod
+    def __call__(self, statistics: ClassStatistics) -> Tensor:
+        """Return one weight per class."""
+
+
+def required(value: Tensor | None) -> Tensor:
+    """Return a statistic that the rule's ``needs`` promised."""
+    if value is None:
+        raise RuntimeError("a rule read a statistic it does not list in `needs`")
+    return value
+
+
+def inverse(values: Tensor, where: Tensor) -> Tensor:
+    """Return 1 / values where asked, 0 elsewhere, without ever dividing by zero.
+
+    >>> import torch
+    >>> inverse(torch.tensor([2.0, 0.0]), torch.tensor([True, False]))
+    tensor([0.5000, 0.0000])
+    """
+    return values.where(where, values.new_ones(())).reciprocal().where(where, values.new_zeros(()))

@@ -1,0 +1,52 @@
+"""TorchJD's weightings as rules."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from classgrad._errors import InputError
+from classgrad.rules._rule import ClassStatistics, Need, Rule, required
+
+
+class GramianRule(Rule):
+    """A rule from any function of the Gram matrix; see :func:`from_torchjd`."""
+
+    needs: frozenset[Need] = frozenset({"norms", "gram"})
+    separable: ClassVar[bool] = False
+
+    def __init__(self, weighting: Callable[[Tensor], Tensor]) -> None:
+        self.weighting = weighting
+
+    def __call__(self, statistics: ClassStatistics) -> Tensor:
+        """Return the weighting's answer on the classes that take part, zero for the others."""
+        gram = required(statistics.gram)
+        index = statistics.active.nonzero().squeeze(1)
+        weights = gram.new_zeros(gram.shape[0])
+        if len(index):
+            weights[index] = self.weighting(gram[index][:, index]).to(gram.dtype)
+        return weights
+
+    def __repr__(self) -> str:
+        return f"from_torchjd({self.weighting!r})"
+
+
+def from_torchjd(weighting: Callable[..., Any]) -> Rule:
+    """Turn a TorchJD Gramian weighting (``UPGradWeighting()``, ``MGDAWeighting()``, …) into a rule.
+
+    Its Jacobian's rows are the class gradients. Anything that maps a Gram matrix to one weight per row will do.
+
+    >>> import torch
+    >>> rule = from_torchjd(lambda gram: gram.diagonal().rsqrt())  # PCN, written as a Gramian weighting
+    >>> gram = torch.diag(torch.tensor([4.0, 0.0]))
+    >>> rule(ClassStatistics(torch.arange(2), gram.diagonal() > 0, gram.diagonal().sqrt(), gram))
+    tensor([0.5000, 0.0000])
+    """
+    if not callable(weighting):
+        raise InputError(
+            f"Parameter `weighting` should be callable on a Gram matrix, such as torchjd.aggregation.UPGradWeighting(). "
+            f"Found {type(weighting).__name__}."
+        )
+    return GramianRule(weighting)
