@@ -1,6 +1,7 @@
 """Rules: pure functions from the norms or the Gram matrix of the class gradients to one weight per class.
 
-The update direction is Σ_l w_l g_l with ``w = rule(statistics)``. A new rule is a class with ``needs`` and ``__call__``.
+The update direction is Σ_l w_l g_l with ``w = rule(statistics)``. A new rule is a class with ``needs`` and
+``__call__``.
 """
 
 from classgrad.rules._bisect import Bisect

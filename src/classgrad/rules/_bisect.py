@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 from torch import Tensor
 
 from classgrad.rules._rule import ClassStatistics, Need, Rule, inverse, required
@@ -20,7 +18,7 @@ class Bisect(Rule):
     """
 
     needs: frozenset[Need] = frozenset({"norms", "gram"})
-    separable: ClassVar[bool] = False
+    separable: bool = False
 
     def __call__(self, statistics: ClassStatistics) -> Tensor:
         """Return the PCN weights times ‖Σ g_l‖ / ‖Σ g_l/‖g_l‖‖ (zero if the unit gradients cancel)."""

@@ -30,10 +30,11 @@ class Prefer(Rule):
         for label, value in self.preferences.items():
             if not (math.isfinite(value) and value >= 0):
                 raise InputError(
-                    f"Parameter `preferences` should hold finite weights of at least 0. Found {value!r} for class {label}."
+                    f"Parameter `preferences` should hold finite weights of at least 0. "
+                    f"Found {value!r} for class {label}."
                 )
         self.needs = rule.needs
-        self.separable = rule.separable  # type: ignore[misc]  # follows the wrapped rule
+        self.separable = rule.separable
         self.per = rule.per
 
     def __call__(self, statistics: ClassStatistics) -> Tensor:

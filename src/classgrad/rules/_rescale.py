@@ -52,6 +52,7 @@ class Rescale(Rule):
         self.floor = floor
         self.on_negative = on_negative
         self.form = form
+        self.separable = form == "paper"
 
     def __call__(self, statistics: ClassStatistics) -> Tensor:
         """Return 1/(p_l ‖g_l‖), or the authors' Π_{k≠l} p_k / ‖g_l‖."""

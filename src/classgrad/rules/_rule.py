@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 from torch import Tensor
 
@@ -32,7 +32,7 @@ class Rule(ABC):
     """The weights w of the update direction Σ_l w_l g_l."""
 
     needs: frozenset[Need] = frozenset({"norms"})
-    separable: ClassVar[bool] = True
+    separable: bool = True
     """Whether a class's weight depends on that class alone, so that classes can be streamed one by one."""
     per: Scope = "model"
     """Over what the statistics are taken: the whole parameter vector (as in the paper), each layer, each tensor."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any
 
 from torch import Tensor
 
@@ -15,7 +15,7 @@ class GramianRule(Rule):
     """A rule from any function of the Gram matrix; see :func:`from_torchjd`."""
 
     needs: frozenset[Need] = frozenset({"norms", "gram"})
-    separable: ClassVar[bool] = False
+    separable: bool = False
 
     def __init__(self, weighting: Callable[[Tensor], Tensor]) -> None:
         self.weighting = weighting
@@ -46,7 +46,7 @@ def from_torchjd(weighting: Callable[..., Any]) -> Rule:
     """
     if not callable(weighting):
         raise InputError(
-            f"Parameter `weighting` should be callable on a Gram matrix, such as torchjd.aggregation.UPGradWeighting(). "
+            f"Parameter `weighting` should be callable on a Gram matrix, as torchjd.aggregation.UPGradWeighting() is. "
             f"Found {type(weighting).__name__}."
         )
     return GramianRule(weighting)
