@@ -4,7 +4,9 @@
   :func:`imbalance_ratio` (C_t), :func:`cos_alpha`, :func:`condition`, :func:`omega`, :func:`predicted_change`; the
   per-class-normalized version of each is that of :func:`unit_gram`.
 - Per-class metrics from one confusion matrix: :func:`confusion_matrix`, :func:`recall`, :func:`macro_recall`, ...
-- :class:`Run`, the record of a run.
+- :class:`Run`, the record of a run, made by a :class:`Recorder` at the steps of a :func:`measuring_grid`, kept in one
+  file by :func:`save_run` and :func:`load_run`.
+- Directional noise of a batch: :func:`projection`, :func:`deviation`, :func:`orthogonal_noise`.
 """
 
 from classgrad.dynamics._gram import (
@@ -19,6 +21,7 @@ from classgrad.dynamics._gram import (
     unit_gram,
     weighted_gram,
 )
+from classgrad.dynamics._grid import authors_grid, log_grid, measuring_grid
 from classgrad.dynamics._metrics import (
     class_loss_sums,
     class_losses,
@@ -28,13 +31,18 @@ from classgrad.dynamics._metrics import (
     precision,
     recall,
 )
+from classgrad.dynamics._noise import deviation, orthogonal_noise, projection, to_population
+from classgrad.dynamics._recorder import Recorder
 from classgrad.dynamics._run import SETTINGS, SPLITS, STATUSES, Run
+from classgrad.dynamics._store import load_run, save_run
 
 __all__ = [
     "SETTINGS",
     "SPLITS",
     "STATUSES",
+    "Recorder",
     "Run",
+    "authors_grid",
     "class_cosines",
     "class_loss_sums",
     "class_losses",
@@ -42,14 +50,22 @@ __all__ = [
     "condition",
     "confusion_matrix",
     "cos_alpha",
+    "deviation",
     "f1",
     "imbalance_ratio",
+    "load_run",
+    "log_grid",
     "macro_recall",
+    "measuring_grid",
     "normalizing_weights",
     "omega",
+    "orthogonal_noise",
     "precision",
     "predicted_change",
+    "projection",
     "recall",
+    "save_run",
+    "to_population",
     "unit_gram",
     "weighted_gram",
 ]

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from classgrad._errors import InputError
+from classgrad.rules import ClassStatistics, Normalize
 
 
 def class_norms(gram: Tensor) -> Tensor:
@@ -25,7 +26,7 @@ def class_norms(gram: Tensor) -> Tensor:
 def normalizing_weights(gram: Tensor) -> Tensor:
     """Weights w_l = 1/‖g_l‖ of per-class normalization (PCN), 0 for a class whose gradient is zero."""
     norms = class_norms(gram)
-    return torch.where(norms == 0, 0.0, norms.reciprocal())
+    return Normalize()(ClassStatistics(torch.arange(norms.shape[-1]), norms != 0, norms))
 
 
 def weighted_gram(gram: Tensor, weights: Tensor) -> Tensor:
@@ -50,7 +51,7 @@ def class_cosines(gram: Tensor) -> Tensor:
 
 
 def imbalance_ratio(gram: Tensor) -> Tensor:
-    """C_t^(l) = ‖Σ_{i≠l} g_i‖ / ‖g_l‖ (App. "Multi-class analysis"; with two classes Sec. 3.1's C_t), shape (..., L)."""
+    """C_t^(l) = ‖Σ_{i≠l} g_i‖ / ‖g_l‖ (App. "Multi-class analysis"; Sec. 3.1 for two classes), shape (..., L)."""
     return _rest_norms(gram) / class_norms(gram)
 
 
@@ -90,8 +91,8 @@ def predicted_change(gram: Tensor, weights: Tensor, lr: float | Tensor) -> Tenso
 def _checked(gram: Tensor) -> Tensor:
     if gram.ndim < 2 or gram.shape[-1] != gram.shape[-2] or gram.shape[-1] == 0:
         raise InputError(
-            f"gram: must have shape (..., classes, classes), found {tuple(gram.shape)}; "
-            "for class gradients G in rows pass G @ G.T"
+            f"Parameter `gram` should have shape (..., classes, classes), as G @ G.T has for class gradients in the "
+            f"rows of G. Found {tuple(gram.shape)}."
         )
     return gram.to(torch.float64)
 
@@ -100,7 +101,8 @@ def _matched(gram: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
     gram = _checked(gram)
     if weights.ndim < 1 or weights.shape[-1] != gram.shape[-1]:
         raise InputError(
-            f"weights: needs one value per class, shape (..., {gram.shape[-1]}), found {tuple(weights.shape)}"
+            f"Parameter `weights` should have shape (..., {gram.shape[-1]}), one value per class. "
+            f"Found {tuple(weights.shape)}."
         )
     return gram, weights.to(gram)
 

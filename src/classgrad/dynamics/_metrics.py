@@ -75,9 +75,11 @@ def _hits(confusion: Tensor) -> Tensor:
 
 def _check_labels(name: str, values: Tensor, num_classes: int, like: Tensor) -> None:
     if values.ndim != 1 or values.shape != like.shape:
-        raise InputError(f"{name}: must be one row of {like.numel()} values, found shape {tuple(values.shape)}")
+        raise InputError(
+            f"Parameter `{name}` should have shape ({like.numel()},), as the examples. Found {tuple(values.shape)}."
+        )
     if values.is_floating_point():
-        raise InputError(f"{name}: must be class indices, found {values.dtype}; take the argmax of scores first")
+        raise InputError(f"Parameter `{name}` should hold class indices; take the argmax first. Found {values.dtype}.")
     if values.numel() and not bool(((values >= 0) & (values < num_classes)).all()):
         found = f"{int(values.min())} to {int(values.max())}"
-        raise InputError(f"{name}: must lie in 0..{num_classes - 1} (num_classes={num_classes}), found {found}")
+        raise InputError(f"Parameter `{name}` should lie below num_classes = {num_classes}. Found {found}.")
