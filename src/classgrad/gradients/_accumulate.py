@@ -1,0 +1,68 @@
+"""Raw class sums over micro-batches that come in any order."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from classgrad._errors import InputError
+from classgrad.gradients._combine import Terms
+from classgrad.gradients._layout import ClassLayout
+from classgrad.gradients._terms import Dense, Memory, Term, promote
+
+
+class Accumulator:
+    """The sum of the example gradients of every class seen so far, one buffer per class."""
+
+    def __init__(self, limit: int) -> None:
+        self._memory = Memory(limit)
+        self._limit = limit
+        self._sums: dict[int, dict[nn.Parameter, Tensor]] = {}
+        self._losses: dict[int, Tensor] = {}
+        self._counts: dict[int, int] = {}
+
+    def add(self, terms: Terms, losses: Tensor, layout: ClassLayout) -> None:
+        """Add a micro-batch: its terms hold class gradients divided by its size, ``losses`` are its f^(l)."""
+        n = layout.examples
+        for position, label in enumerate(layout.classes.tolist()):
+            self._counts[label] = self._counts.get(label, 0) + layout.sizes[position]
+            self._losses[label] = self._losses.get(label, losses.new_zeros(())) + losses[position] * n
+            if not layout.sizes[position]:
+                continue
+            sums = self._sums.setdefault(label, {})
+            for p, term in terms.items():
+                gradient = promote(term.dense(position, position + 1)[0]) * n
+                if p in sums:
+                    sums[p] += gradient
+                elif self._memory.take(gradient.numel() * gradient.element_size()):
+                    sums[p] = gradient
+                else:
+                    raise InputError(
+                        f"The class gradients of {len(self._sums)} classes exceed `max_memory` = {self._limit} bytes; "
+                        "raise it, or send micro-batches class by class and give `total`."
+                    )
+
+    def finish(self) -> tuple[dict[nn.Parameter, Term], Tensor, ClassLayout]:
+        """Return the sums as terms, f^(l) over everything seen, and the layout of all classes."""
+        labels = sorted(self._counts)
+        counts = torch.tensor([self._counts[label] for label in labels], dtype=torch.int64)
+        total = max(1, int(counts.sum()))
+        losses = torch.stack([self._losses[label] for label in labels]) / total if labels else torch.zeros(0)
+        index = torch.repeat_interleave(torch.arange(len(labels)), counts)
+        layout = ClassLayout(torch.tensor(labels, dtype=torch.int64, device=losses.device), index.to(losses.device))
+        reached = dict.fromkeys(p for sums in self._sums.values() for p in sums)
+        terms: dict[nn.Parameter, Term] = {}
+        for p in reached:
+            rows = [self._sums.get(label, {}).pop(p, None) for label in labels]
+            like = next(row for row in rows if row is not None)
+            terms[p] = Dense(torch.stack([torch.zeros_like(like) if r is None else r for r in rows]), self._memory)
+        return terms, losses, layout
+
+    def units(self) -> dict[int, dict[nn.Parameter, Tensor]]:
+        """Return each class's sum as a unit vector over all parameters; classes with a zero gradient are left out."""
+        out = {}
+        for label, sums in self._sums.items():
+            norm = torch.stack([s.square().sum() for s in sums.values()]).sum().sqrt()
+            if norm > 0 and norm.isfinite():
+                out[label] = {p: s / norm for p, s in sums.items()}
+        return out

@@ -1,0 +1,53 @@
+"""The errors of a step's inputs, each one line."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from classgrad._errors import InputError
+
+_INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+
+
+def check_labels(y: Tensor, examples: int, device: torch.device) -> Tensor:
+    """Return the labels as int64 or say what is wrong with them."""
+    if not isinstance(y, Tensor):
+        raise InputError(f"Parameter `y` should be a tensor of integer labels. Found {type(y).__name__}.")
+    if y.dim() != 1 or len(y) != examples:
+        raise InputError(
+            f"Parameter `y` should hold one label per example, shape ({examples},). Found shape {tuple(y.shape)}."
+        )
+    if y.dtype not in _INTEGERS:
+        raise InputError(f"Parameter `y` should have an integer dtype such as torch.int64. Found {y.dtype}.")
+    if y.device != device:
+        raise InputError(
+            f"Parameter `y` should be on the device of the losses, {device}. Found {y.device}; "
+            f"move it with y.to({str(device)!r})."
+        )
+    return y.to(torch.int64)
+
+
+def check_losses(losses: Tensor) -> None:
+    """Raise unless the losses are one differentiable number per example."""
+    if not isinstance(losses, Tensor):
+        raise InputError(
+            f"Parameter `losses` should be a tensor of one loss per example. Found {type(losses).__name__}."
+        )
+    if losses.dim() == 0:
+        raise InputError(
+            "Parameter `losses` should hold one loss per example, shape (N,). Found a scalar; "
+            'use the loss with reduction="none".'
+        )
+    if losses.dim() != 1:
+        raise InputError(
+            f"Parameter `losses` should hold one loss per example, shape (N,). Found shape {tuple(losses.shape)}; "
+            "sum or average over the other dimensions."
+        )
+    if not losses.is_floating_point():
+        raise InputError(f"Parameter `losses` should have a floating dtype. Found {losses.dtype}.")
+    if len(losses) and not losses.requires_grad:
+        raise InputError(
+            "Parameter `losses` should carry a graph. Found losses without one; compute them outside torch.no_grad() "
+            "from parameters that require gradients."
+        )

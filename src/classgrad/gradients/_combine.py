@@ -1,0 +1,167 @@
+"""From the class gradients of all parameters to the rule's weights and the update direction."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from classgrad._errors import InputError
+from classgrad.gradients._layout import ClassLayout
+from classgrad.gradients._step import Step
+from classgrad.gradients._terms import Term
+from classgrad.rules import ClassStatistics, Rule
+
+Terms = Mapping[nn.Parameter, Term]
+Reference = Mapping[int, Mapping[nn.Parameter, Tensor]]
+"""The full-batch class gradients by label, each of unit length over all parameters."""
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """What a step should work out besides what the rule needs, and when it should refuse."""
+
+    norms: bool
+    gram: bool
+    on_missing: str
+    on_nonfinite: str
+
+
+def scope_of(parameters: Sequence[nn.Parameter], model: nn.Module, rule: Rule) -> list[int]:
+    """Return, for each parameter, the number of the group whose statistics weigh it."""
+    if rule.per == "model":
+        return [0] * len(parameters)
+    if rule.per == "parameter":
+        return list(range(len(parameters)))
+    owner = {id(p): m for m, module in enumerate(model.modules()) for p in module._parameters.values()}
+    layers = [owner[id(p)] for p in parameters]
+    numbers = {layer: i for i, layer in enumerate(dict.fromkeys(layers))}
+    return [numbers[layer] for layer in layers]
+
+
+def class_losses(losses: Tensor, layout: ClassLayout) -> Tensor:
+    """Return f^(l) = 1/n Σ over the class's examples."""
+    return layout.sum(layout.group(losses.detach())) / max(1, layout.examples)
+
+
+def combine(
+    terms: Terms,
+    scopes: Sequence[int],
+    rule: Rule,
+    losses: Tensor,
+    layout: ClassLayout,
+    wishes: Wishes,
+    *,
+    factor: Tensor | float = 1.0,
+    target: Tensor | float = 1.0,
+    reference: Reference | None = None,
+) -> tuple[Step, dict[nn.Parameter, Tensor]]:
+    """Weigh the classes by the rule.
+
+    ``losses`` are f^(l); ``terms`` hold ``factor`` times the class gradients; the direction comes back times
+    ``target``.
+    """
+    usable = (layout.counts > 0) & losses.isfinite()
+    sums = _sums_by_scope(terms, scopes, len(layout), "gram" if wishes.gram or "gram" in rule.needs else "norms")
+    norms, gram = (None, None)
+    if wishes.norms or wishes.gram or rule.needs:
+        gram = sums / (factor * factor) if sums.dim() == 3 else None
+        squares = gram.diagonal(dim1=1, dim2=2) if gram is not None else sums / (factor * factor)
+        norms = squares.clamp_min(0).sqrt()
+        total = squares.sum(0).clamp_min(0).sqrt()
+        usable = usable & total.isfinite()
+    projections = _projections(terms, reference, layout, norms, factor) if "projections" in rule.needs else None
+
+    weights = torch.stack(
+        [
+            _weights(
+                rule,
+                layout,
+                usable,
+                None if norms is None else norms[s],
+                None if gram is None else gram[s],
+                projections,
+            )
+            for s in range(max(scopes, default=0) + 1)
+        ]
+    )
+    step = Step(
+        classes=layout.classes,
+        counts=layout.counts,
+        losses=losses,
+        weights=weights[0] if rule.per == "model" else weights,
+        norms=None if norms is None else total,
+        gram=gram.sum(0) if gram is not None else None,
+        projections=projections,
+    )
+    refuse(step, wishes)
+    scaled = weights * (target / factor)
+    direction = {p: term.weighted(scaled[s]) for (p, term), s in zip(terms.items(), scopes, strict=True)}
+    return step, direction
+
+
+def refuse(step: Step, wishes: Wishes) -> None:
+    """Raise for skipped classes where the caller asked for it."""
+    if "error" not in (wishes.on_missing, wishes.on_nonfinite):
+        return
+    for label, reason in step.skipped.items():
+        if reason == "missing" and wishes.on_missing == "error":
+            raise InputError(
+                f"Class {label} has no example in the batch and on_missing='error'; use a sampler that puts every "
+                "class into every batch, such as classgrad.sampling.ProportionalBatches."
+            )
+        if reason == "nonfinite" and wishes.on_nonfinite == "error":
+            raise InputError(
+                f"The loss or gradient of class {label} is inf or NaN and on_nonfinite='error'; nothing was written."
+            )
+
+
+def _sums_by_scope(terms: Terms, scopes: Sequence[int], classes: int, kind: str) -> Tensor:
+    """Return Σ over each scope's parameters of the squared norms (S, L) or the Gram matrices (S, L, L)."""
+    values = [term.gram() if kind == "gram" else term.square_norms() for term in terms.values()]
+    count = max(scopes, default=0) + 1
+    if not values:
+        return torch.zeros(count, classes, classes) if kind == "gram" else torch.zeros(count, classes)
+    stacked = torch.stack(values)
+    if count == 1:
+        return stacked.sum(0, keepdim=True)
+    index = torch.tensor(scopes, device=stacked.device)
+    return stacked.new_zeros(count, *stacked.shape[1:]).index_add_(0, index, stacked)
+
+
+def _projections(
+    terms: Terms, reference: Reference | None, layout: ClassLayout, norms: Tensor | None, factor: Tensor | float
+) -> Tensor:
+    """Return p_l, the cosine between each class gradient and its reference (Eq. 8)."""
+    if reference is None:
+        raise InputError(
+            "The rule needs full-batch class gradients and there are none yet; call `refresh(loss_fn, batches)` first."
+        )
+    assert norms is not None
+    labels = layout.classes.tolist()
+    missing = [label for label, size in zip(labels, layout.sizes, strict=True) if size and label not in reference]
+    if missing:
+        raise InputError(
+            f"The full-batch class gradients should cover all classes of the batch. Class {missing[0]} is not among "
+            "them; `refresh` over data that holds every class."
+        )
+    units = [reference.get(label) for label in labels]
+    dots = [term.dot([None if unit is None else unit.get(p) for unit in units]) for p, term in terms.items()]
+    dot = torch.stack(dots).sum(0) / factor
+    length = norms.square().sum(0).sqrt()
+    return dot / length.where(length > 0, length.new_ones(()))
+
+
+def _weights(
+    rule: Rule,
+    layout: ClassLayout,
+    usable: Tensor,
+    norms: Tensor | None,
+    gram: Tensor | None,
+    projections: Tensor | None,
+) -> Tensor:
+    active = usable if norms is None else usable & norms.isfinite() & (norms > 0)
+    weights = rule(ClassStatistics(layout.classes, active, norms, gram, projections))
+    return weights.where(active & weights.isfinite(), weights.new_zeros(()))

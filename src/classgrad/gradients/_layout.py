@@ -1,0 +1,108 @@
+"""Which example belongs to which class, worked out once per step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from classgrad._errors import InputError
+
+
+class ClassLayout:
+    """The classes of a batch and how to bring its examples into class order.
+
+    ``classes`` are the labels in ascending order (those declared, or those present), ``index`` the position of each
+    example's class in them, ``counts`` the number of examples of each.
+    """
+
+    def __init__(self, classes: Tensor, index: Tensor) -> None:
+        self.classes = classes
+        self.index = index
+        self.counts = torch.bincount(index, minlength=len(classes))
+        self.sizes: list[int] = self.counts.tolist()
+        self._order = None if _ascending(index) else index.argsort(stable=True)
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    @property
+    def examples(self) -> int:
+        """The number of examples in the batch."""
+        return len(self.index)
+
+    @cached_property
+    def equal(self) -> int | None:
+        """The number of examples of each class if it is the same for all, else None."""
+        return self.sizes[0] if self.sizes and min(self.sizes) == max(self.sizes) else None
+
+    @cached_property
+    def bounds(self) -> list[tuple[int, int]]:
+        """Where each class starts and stops among grouped examples."""
+        stops = torch.tensor(self.sizes, dtype=torch.int64).cumsum(0).tolist()
+        return [(stop - size, stop) for stop, size in zip(stops, self.sizes, strict=True)]
+
+    def group(self, values: Tensor) -> Tensor:
+        """Return the examples (first dimension) in class order; the same tensor if they already are."""
+        return values if self._order is None else values.index_select(0, self._order)
+
+    @cached_property
+    def grouped_index(self) -> Tensor:
+        """The class position of each grouped example."""
+        return self.group(self.index)
+
+    @cached_property
+    def _members(self) -> Tensor:
+        return torch.nn.functional.one_hot(self.grouped_index, max(len(self), 1)).T
+
+    def members(self, dtype: torch.dtype) -> Tensor:
+        """Return the (classes x examples) matrix of ones that sums grouped examples by class."""
+        return self._members[: len(self)].to(dtype)
+
+    def sum(self, values: Tensor) -> Tensor:
+        """Sum grouped per-example values by class: (N, ...) to (L, ...)."""
+        if values.is_cuda:  # index_add is not deterministic there
+            return (self.members(values.dtype) @ values.flatten(1)).view(len(self), *values.shape[1:])
+        return values.new_zeros(len(self), *values.shape[1:]).index_add_(0, self.grouped_index, values)
+
+
+def _ascending(index: Tensor) -> bool:
+    return len(index) < 2 or bool((index[1:] >= index[:-1]).all())
+
+
+def class_layout(y: Tensor, classes: Tensor | None) -> ClassLayout:
+    """Lay out the labels ``y``, over the declared ``classes`` (ascending) or over those present."""
+    if classes is None:
+        present, index = torch.unique(y, return_inverse=True)  # type: ignore[no-untyped-call]
+        return ClassLayout(present, index)
+    classes = classes.to(y.device)
+    index = torch.searchsorted(classes, y).clamp_max(len(classes) - 1)
+    unknown = classes[index] != y
+    if bool(unknown.any()):
+        raise InputError(
+            f"Parameter `y` should hold only the declared classes {_short(classes.tolist())}. "
+            f"Found {_short(y[unknown].unique().tolist())}."
+        )
+    return ClassLayout(classes, index)
+
+
+def declared_classes(classes: int | Sequence[int] | Tensor | None) -> Tensor | None:
+    """Return the declared labels in ascending order; an int K declares 0 … K−1."""
+    if classes is None:
+        return None
+    values = torch.arange(classes) if isinstance(classes, int) else torch.as_tensor(classes)
+    if values.dim() != 1 or not len(values) or values.is_floating_point():
+        raise InputError(
+            "Parameter `classes` should be a positive number of classes or a sequence of integer labels. "
+            f"Found {classes!r}."
+        )
+    unique: Tensor = values.to(torch.int64).unique()  # type: ignore[no-untyped-call]
+    if len(unique) != len(values):
+        raise InputError(f"Parameter `classes` should not repeat a label. Found {_short(values.tolist())}.")
+    return unique
+
+
+def _short(values: list[int]) -> str:
+    return ", ".join(map(str, values[:10])) + (", …" if len(values) > 10 else "")

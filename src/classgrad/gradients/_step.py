@@ -1,0 +1,53 @@
+"""The record of one step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+Reason = Literal["missing", "zero", "nonfinite"]
+
+
+@dataclass(frozen=True)
+class Step:
+    """What one call of ``backward`` or ``finalize`` saw and did; one entry per class in the order of ``classes``.
+
+    ``losses`` are f^(l) = 1/n Σ over the class's examples, ``norms`` are ‖∇f^(l)‖ (None where nothing asked for them),
+    ``gram`` is K_ij = ⟨g_i, g_j⟩ (None unless asked for) and ``weights`` those of the direction Σ_l w_l g_l written to
+    ``p.grad``. With a rule per layer or per parameter ``weights`` has one row for each of them.
+    """
+
+    classes: Tensor
+    counts: Tensor
+    losses: Tensor
+    weights: Tensor
+    norms: Tensor | None = None
+    gram: Tensor | None = None
+    projections: Tensor | None = None
+
+    @cached_property
+    def skipped(self) -> dict[int, Reason]:
+        """The classes that took no part in the step, each with its reason.
+
+        ``"missing"``: declared but not in the batch; ``"nonfinite"``: its loss or gradient holds inf or NaN;
+        ``"zero"``: its gradient vanishes, so it has no direction.
+        """
+        finite = self.losses.isfinite()
+        zero = torch.zeros_like(finite)
+        if self.norms is not None:
+            finite = finite & self.norms.isfinite()
+            zero = self.norms == 0
+        rows = zip(self.classes.tolist(), self.counts.tolist(), finite.tolist(), zero.tolist(), strict=True)
+        reasons: dict[int, Reason] = {}
+        for label, count, is_finite, is_zero in rows:
+            if not count:
+                reasons[label] = "missing"
+            elif not is_finite:
+                reasons[label] = "nonfinite"
+            elif is_zero:
+                reasons[label] = "zero"
+        return reasons

@@ -1,0 +1,148 @@
+"""The class gradients of one parameter, in whatever form is cheapest to hold."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+
+class Memory:
+    """The bytes that class gradients may take, shared by the terms of a step."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.left = limit
+
+    def take(self, size: int) -> bool:
+        """Reserve ``size`` bytes if they are left."""
+        if size > self.left:
+            return False
+        self.left -= size
+        return True
+
+
+class Term(ABC):
+    """The L class gradients of one parameter; sums over the classes' examples, times the seed of the backward pass.
+
+    A term need not hold them: it can make those of a range of classes (``dense``) and their weighted sum
+    (``weighted``). Everything else follows from these two within the memory limit, and forms that know a shorter way
+    override it.
+    """
+
+    def __init__(self, classes: int, shape: torch.Size, memory: Memory) -> None:
+        self.classes = classes
+        self.shape = shape
+        self.memory = memory
+        self._kept: Tensor | None = None
+
+    @abstractmethod
+    def dense(self, start: int, stop: int) -> Tensor:
+        """Return the gradients of classes ``start`` … ``stop`` − 1, shape (stop − start, *shape)."""
+
+    @abstractmethod
+    def weighted(self, weights: Tensor) -> Tensor:
+        """Return Σ_l w_l g_l."""
+
+    @property
+    def bytes_per_class(self) -> int:
+        """The size of one class gradient, at least in single precision."""
+        return 8 * self.shape.numel() if torch.get_default_dtype() == torch.float64 else 4 * self.shape.numel()
+
+    def keep(self) -> Tensor | None:
+        """Make and hold all class gradients if memory allows; from then on everything is read off them."""
+        if self._kept is None and self.memory.take(self.classes * self.bytes_per_class):
+            self._kept = self.dense(0, self.classes)
+        return self._kept
+
+    def square_norms(self) -> Tensor:
+        """Return ‖g_l‖² for each class, in float64 where the gradients are."""
+        return torch.cat([rows(part).square().sum(1) for _, part in self._chunks()])
+
+    def gram(self) -> Tensor:
+        """Return ⟨g_i, g_j⟩ for all pairs of classes."""
+        bands = []
+        for start, part in self._chunks():
+            left = rows(part)
+            blocks = [left @ (left if s == start else rows(other)).T for s, other in self._chunks()]
+            bands.append(torch.cat(blocks, 1))
+        return torch.cat(bands)
+
+    def dot(self, references: Sequence[Tensor | None]) -> Tensor:
+        """Return ⟨g_l, reference_l⟩ for each class (0 without a reference)."""
+        parts = []
+        for start, part in self._chunks():
+            for row, reference in zip(rows(part), references[start : start + len(part)], strict=True):
+                parts.append(row.new_zeros(()) if reference is None else row @ promote(reference).reshape(-1))
+        return torch.stack(parts)
+
+    def _chunks(self) -> Iterator[tuple[int, Tensor]]:
+        kept = self.keep()
+        if kept is not None:
+            yield 0, kept
+            return
+        # One class at a time is the least that can be done, whatever the limit.
+        size = max(1, self.memory.left // max(1, 2 * self.bytes_per_class))
+        for start in range(0, self.classes, size):
+            yield start, self.dense(start, min(start + size, self.classes))
+
+
+def promote(values: Tensor) -> Tensor:
+    """Return half-precision values as float32, others as they are."""
+    return values.float() if values.dtype in (torch.float16, torch.bfloat16) else values
+
+
+def rows(values: Tensor) -> Tensor:
+    """Return (L, ...) as an (L, elements) matrix in at least single precision."""
+    return promote(values).reshape(len(values), -1)
+
+
+class Dense(Term):
+    """Class gradients that are held as they are."""
+
+    def __init__(self, gradients: Tensor, memory: Memory) -> None:
+        super().__init__(len(gradients), gradients.shape[1:], memory)
+        self._kept = gradients
+
+    def dense(self, start: int, stop: int) -> Tensor:
+        """Return a view."""
+        assert self._kept is not None
+        return self._kept[start:stop]
+
+    def weighted(self, weights: Tensor) -> Tensor:
+        """Return the weighted sum."""
+        assert self._kept is not None
+        return weigh(weights, self._kept)
+
+
+def weigh(weights: Tensor, gradients: Tensor) -> Tensor:
+    """Return Σ_l w_l g_l from (L, ...) class gradients.
+
+    A class of weight zero is left out even if its gradient is inf or NaN, which 0 × inf would let through. On the CPU
+    that is looked at first, since it is rare; on a GPU looking would wait for the device.
+    """
+    values = rows(gradients)
+    weights = weights.to(values.dtype)
+    if gradients.is_cuda or not bool(values.isfinite().all()):
+        values = values.where((weights != 0)[:, None], values.new_zeros(()))
+    return (weights @ values).view(gradients.shape[1:])
+
+
+class Total(Term):
+    """The sum of several terms: a parameter that is used more than once."""
+
+    def __init__(self, terms: Sequence[Term]) -> None:
+        super().__init__(terms[0].classes, terms[0].shape, terms[0].memory)
+        self.terms = terms
+
+    def dense(self, start: int, stop: int) -> Tensor:
+        """Return the sum of the parts' class gradients."""
+        return torch.stack([term.dense(start, stop) for term in self.terms]).sum(0)
+
+    def weighted(self, weights: Tensor) -> Tensor:
+        """Return the sum of the parts' weighted sums, or that of the kept gradients."""
+        if self._kept is not None:
+            return weigh(weights, self._kept)
+        return torch.stack([term.weighted(weights) for term in self.terms]).sum(0)

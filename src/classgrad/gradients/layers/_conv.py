@@ -1,0 +1,155 @@
+"""Convolutions and transposed convolutions in one, two and three dimensions."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.modules.conv import _ConvNd
+
+from classgrad.gradients._capture import Call
+from classgrad.gradients._cost import ghost_is_cheaper, rows_are_cheaper
+from classgrad.gradients._layout import ClassLayout
+from classgrad.gradients._products import class_products, ghost_gram, ghost_square_norms
+from classgrad.gradients._registry import LayerRule, add_rule
+from classgrad.gradients._terms import Dense, Memory, Term, weigh
+from classgrad.gradients.layers._linear import scale_examples
+
+
+def windows(x: Tensor, size: torch.Size, module: _ConvNd) -> Tensor:
+    """Return the patches of a padded x that the kernel sees, as rows (N, positions, channels × kernel).
+
+    ``size`` is the number of positions per dimension. One strided view and one copy.
+    """
+    steps = x.stride()[2:]
+    shape = (len(x), *size, x.shape[1], *module.kernel_size)
+    strides = (
+        x.stride(0),
+        *(s * step for s, step in zip(steps, module.stride, strict=True)),
+        x.stride(1),
+        *(s * gap for s, gap in zip(steps, module.dilation, strict=True)),
+    )
+    view = x.as_strided(shape, strides, x.storage_offset())
+    return view.reshape(len(x), math.prod(size), -1)
+
+
+class ConvTerm(Term):
+    """A convolution's weight, from its input a and output gradient b grouped by class.
+
+    The kernel slides over one side and the other has one row per position: a and b, or b and a if transposed.
+    """
+
+    def __init__(
+        self, module: _ConvNd, a: Tensor, b: Tensor, padding: tuple[int, ...], layout: ClassLayout, memory: Memory
+    ) -> None:
+        super().__init__(len(layout), module.weight.shape, memory)
+        self.module = module
+        self.layout = layout
+        self.a = a
+        self.b = b
+        self.padding = padding
+        inner, outer = module.weight.shape[1:].numel(), module.weight.shape[0]
+        positions = (a if module.transposed else b).shape[2:].numel()
+        plain = module.groups == 1
+        self.ghost = plain and ghost_is_cheaper(positions, inner, outer, layout, a.device.type)
+        self.by_rows = plain and rows_are_cheaper(positions, inner, outer, layout, a.device.type)
+
+    def _rows(self) -> tuple[Tensor, Tensor]:
+        """Return both sides as rows, (N, positions, channels × kernel) and (N, positions, channels)."""
+        slid, rows = (self.b, self.a) if self.module.transposed else (self.a, self.b)
+        if any(self.padding):
+            slid = F.pad(slid, [p for p in reversed(self.padding) for _ in range(2)])
+        return windows(slid, rows.shape[2:], self.module), rows.flatten(2).transpose(1, 2)
+
+    def _output_padding(self) -> list[int]:
+        if not self.module.transposed:
+            return [0] * len(self.padding)
+        module = self.module
+        sizes = zip(
+            self.b.shape[2:],
+            self.a.shape[2:],
+            module.stride,
+            self.padding,
+            module.dilation,
+            module.kernel_size,
+            strict=True,
+        )
+        return [out - ((n - 1) * s - 2 * p + d * (k - 1) + 1) for out, n, s, p, d, k in sizes]
+
+    def _gradient(self, a: Tensor, b: Tensor) -> Tensor:
+        module = self.module
+        gradient: Tensor = torch.ops.aten.convolution_backward(
+            b,
+            a,
+            module.weight.detach().to(b.dtype),
+            None,
+            module.stride,
+            self.padding,
+            module.dilation,
+            module.transposed,
+            self._output_padding(),
+            module.groups,
+            (False, True, False),
+        )[1]
+        return gradient
+
+    def dense(self, start: int, stop: int) -> Tensor:
+        """Return the classes' weight gradients: batched products of rows, or one ordinary gradient per class."""
+        if self.by_rows:
+            a, b = self._rows()
+            return class_products(a, b, self.layout, start, stop).view(-1, *self.shape)
+        out = self.b.new_zeros(stop - start, *self.shape)
+        for slot, (first, last) in zip(out, self.layout.bounds[start:stop], strict=True):
+            if last > first:
+                slot.copy_(self._gradient(self.a[first:last], self.b[first:last]))
+        return out
+
+    def weighted(self, weights: Tensor) -> Tensor:
+        """Return one ordinary weight gradient with b scaled by the weights."""
+        if self._kept is not None:
+            return weigh(weights, self._kept)
+        return self._gradient(self.a, scale_examples(self.b, weights, self.layout))
+
+    def square_norms(self) -> Tensor:
+        """Return the squared norms, by the ghost identity where that is cheaper."""
+        if self.ghost:
+            return ghost_square_norms(*self._rows(), self.layout)
+        return super().square_norms()
+
+    def gram(self) -> Tensor:
+        """Return the Gram matrix, likewise."""
+        if self.ghost:
+            return ghost_gram(*self._rows(), self.layout)
+        return super().gram()
+
+
+def conv_terms(call: Call, b: Tensor, layout: ClassLayout, memory: Memory, wanted: frozenset[str]) -> dict[str, Term]:
+    """Weight: a convolution's; bias: the sum of b over the positions."""
+    module = call.module
+    assert isinstance(module, _ConvNd)
+    terms: dict[str, Term] = {}
+    if "bias" in wanted:
+        terms["bias"] = Dense(layout.sum(layout.group(b.flatten(2).sum(2))), memory)
+    if "weight" in wanted:
+        a = layout.group(call.input.to(b.dtype))
+        padding = cast(tuple[int, ...], module.padding)
+        pads = module._reversed_padding_repeated_twice
+        if not module.transposed and (module.padding_mode != "zeros" or pads[::2] != pads[1::2]):
+            a = F.pad(a, pads, mode="constant" if module.padding_mode == "zeros" else module.padding_mode)
+            padding = (0,) * len(module.kernel_size)
+        elif not module.transposed:
+            padding = tuple(pads[::-2])
+        terms["weight"] = ConvTerm(module, a, layout.group(b), padding, layout, memory)
+    return terms
+
+
+def _batched(call: Call, examples: int) -> bool:
+    dims = len(cast(Any, call.module).kernel_size) + 2
+    return call.input.dim() == dims and call.input.shape[0] == examples
+
+
+for _layer in (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d):
+    add_rule(_layer, LayerRule(("weight", "bias"), conv_terms, _batched))

@@ -1,0 +1,126 @@
+"""Embedding and EmbeddingBag: only the rows that a batch looks up have a gradient."""
+
+from __future__ import annotations
+
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from classgrad.gradients._capture import Call
+from classgrad.gradients._layout import ClassLayout
+from classgrad.gradients._registry import LayerRule, add_rule
+from classgrad.gradients._terms import Memory, Term, promote
+
+
+class LookupTerm(Term):
+    """A table whose row ``tokens[r]`` receives ``values[r]`` for the class ``owners[r]``.
+
+    Values of the same class and token are added up first, so norms cost what the batch looked up, not the table.
+    """
+
+    def __init__(
+        self, tokens: Tensor, values: Tensor, owners: Tensor, classes: int, shape: torch.Size, memory: Memory
+    ) -> None:
+        super().__init__(classes, shape, memory)
+        keys, slots = torch.unique(owners * shape[0] + tokens, return_inverse=True)
+        self.sums = values.new_zeros(len(keys), shape[1]).index_add_(0, slots, values)
+        self.tokens = keys % shape[0]
+        self.owners = keys // shape[0]
+
+    def dense(self, start: int, stop: int) -> Tensor:
+        """Return the tables of a range of classes."""
+        chosen = (self.owners >= start) & (self.owners < stop)
+        out = self.sums.new_zeros(stop - start, *self.shape)
+        out[self.owners[chosen] - start, self.tokens[chosen]] = self.sums[chosen]
+        return out
+
+    def weighted(self, weights: Tensor) -> Tensor:
+        """Return the table of weighted sums."""
+        factors = weights.to(self.sums.dtype)[self.owners][:, None]
+        scaled = (self.sums * factors).where(factors != 0, self.sums.new_zeros(()))
+        return self.sums.new_zeros(self.shape).index_add_(0, self.tokens, scaled)
+
+    def square_norms(self) -> Tensor:
+        """Return the squared norms from the rows that were looked up."""
+        squares = promote(self.sums).square().sum(1)
+        return squares.new_zeros(self.classes).index_add_(0, self.owners, squares)
+
+    def gram(self) -> Tensor:
+        """Return the Gram matrix over the tokens that were looked up, as many at a time as memory allows."""
+        present, slots = torch.unique(self.tokens, return_inverse=True)
+        sums = promote(self.sums)
+        out = sums.new_zeros(self.classes, self.classes)
+        width = max(1, self.memory.left // max(1, 8 * self.classes * self.shape[1]))
+        for start in range(0, len(present), width):
+            chosen = (slots >= start) & (slots < start + width)
+            block = sums.new_zeros(self.classes, min(width, len(present) - start), self.shape[1])
+            block[self.owners[chosen], slots[chosen] - start] = sums[chosen]
+            out += block.flatten(1) @ block.flatten(1).T
+        return out
+
+
+def _lookup(
+    module: nn.Embedding | nn.EmbeddingBag,
+    tokens: Tensor,
+    values: Tensor,
+    owners: Tensor,
+    layout: ClassLayout,
+    memory: Memory,
+) -> dict[str, Term]:
+    if module.padding_idx is not None:
+        used = tokens != module.padding_idx
+        tokens, values, owners = tokens[used], values[used], owners[used]
+    return {"weight": LookupTerm(tokens, values, owners, len(layout), module.weight.shape, memory)}
+
+
+def embedding_terms(
+    call: Call, b: Tensor, layout: ClassLayout, memory: Memory, wanted: frozenset[str]
+) -> dict[str, Term]:
+    """Every looked-up row receives b."""
+    module = cast(nn.Embedding, call.module)
+    tokens = call.input
+    owners = layout.index.repeat_interleave(tokens[0].numel())
+    return _lookup(module, tokens.reshape(-1).long(), b.reshape(-1, b.shape[-1]), owners, layout, memory)
+
+
+def embedding_bag_terms(
+    call: Call, b: Tensor, layout: ClassLayout, memory: Memory, wanted: frozenset[str]
+) -> dict[str, Term]:
+    """Every row of a bag receives the bag's b, divided by its length for means, times its own weight if it has one."""
+    module = cast(nn.EmbeddingBag, call.module)
+    tokens, factors = call.input, call.argument(2, "per_sample_weights")
+    if tokens.dim() == 2:
+        bags = torch.arange(len(tokens), device=tokens.device).repeat_interleave(tokens.shape[1])
+    else:
+        offsets = call.argument(1, "offsets").long()
+        starts = offsets[:-1] if module.include_last_offset else offsets
+        positions = torch.arange(len(tokens), device=tokens.device)
+        bags = torch.searchsorted(starts.contiguous(), positions, right=True) - 1
+    tokens = tokens.reshape(-1).long()
+    values = b[bags]
+    if module.mode == "mean":
+        counted = bags if module.padding_idx is None else bags[tokens != module.padding_idx]
+        lengths = torch.bincount(counted, minlength=layout.examples).clamp_min(1)
+        values = values / lengths[bags][:, None]
+    if factors is not None:
+        values = values * factors.reshape(-1, 1).to(values.dtype)
+    return _lookup(module, tokens, values, layout.index[bags], layout, memory)
+
+
+def _known_options(call: Call, examples: int) -> bool:
+    """Dense gradients that are linear in b; the other options fall back."""
+    module = cast(nn.Embedding, call.module)
+    return not module.scale_grad_by_freq and call.shape[0] == examples
+
+
+def _known_embedding(call: Call, examples: int) -> bool:
+    return _known_options(call, examples) and call.input.dim() >= 1 and call.input.shape[0] == examples
+
+
+def _known_bag(call: Call, examples: int) -> bool:
+    return _known_options(call, examples) and cast(nn.EmbeddingBag, call.module).mode != "max"
+
+
+add_rule(nn.Embedding, LayerRule(("weight",), embedding_terms, _known_embedding))
+add_rule(nn.EmbeddingBag, LayerRule(("weight",), embedding_bag_terms, _known_bag))

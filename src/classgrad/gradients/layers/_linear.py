@@ -1,0 +1,73 @@
+"""Linear, with any leading dimensions after the examples."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from classgrad.gradients._capture import Call
+from classgrad.gradients._cost import ghost_is_cheaper
+from classgrad.gradients._layout import ClassLayout
+from classgrad.gradients._products import class_products, ghost_gram, ghost_square_norms
+from classgrad.gradients._registry import LayerRule, add_rule, leading
+from classgrad.gradients._terms import Dense, Memory, Term, weigh
+
+
+class RowsTerm(Term):
+    """A weight whose class gradient is Σ_i b_iᵀ a_i over rows a (N, R, D) and b (N, R, O), grouped by class."""
+
+    def __init__(self, a: Tensor, b: Tensor, layout: ClassLayout, shape: torch.Size, memory: Memory) -> None:
+        super().__init__(len(layout), shape, memory)
+        self.a = a
+        self.b = b
+        self.layout = layout
+        self.ghost = ghost_is_cheaper(a.shape[1], a.shape[2], b.shape[2], layout, a.device.type)
+
+    def dense(self, start: int, stop: int) -> Tensor:
+        """Return the classes' sums of outer products."""
+        return class_products(self.a, self.b, self.layout, start, stop).view(-1, *self.shape)
+
+    def weighted(self, weights: Tensor) -> Tensor:
+        """Return one ordinary weight gradient with b scaled by the weights."""
+        if self._kept is not None:
+            return weigh(weights, self._kept)
+        scaled = scale_examples(self.b, weights, self.layout)
+        return (scaled.reshape(-1, self.b.shape[2]).T @ self.a.reshape(-1, self.a.shape[2])).view(self.shape)
+
+    def square_norms(self) -> Tensor:
+        """Return the squared norms, by the ghost identity where that is cheaper or memory does not allow else."""
+        if self.ghost or (self._kept is None and self.keep() is None):
+            return ghost_square_norms(self.a, self.b, self.layout)
+        return super().square_norms()
+
+    def gram(self) -> Tensor:
+        """Return the Gram matrix, likewise."""
+        if self.ghost or (self._kept is None and self.keep() is None):
+            return ghost_gram(self.a, self.b, self.layout)
+        return super().gram()
+
+
+def scale_examples(b: Tensor, weights: Tensor, layout: ClassLayout) -> Tensor:
+    """Return grouped examples times the weight of their class; weight 0 gives 0 even where b is not finite."""
+    factors = weights.to(b.dtype)[layout.grouped_index].view(-1, *[1] * (b.dim() - 1))
+    scaled = b * factors
+    if b.is_cuda or not bool((weights != 0).all()):
+        scaled = scaled.where(factors != 0, scaled.new_zeros(()))
+    return scaled
+
+
+def linear_terms(call: Call, b: Tensor, layout: ClassLayout, memory: Memory, wanted: frozenset[str]) -> dict[str, Term]:
+    """Weight: rows; bias: the sum of b over the positions."""
+    module = call.module
+    assert isinstance(module, nn.Linear)
+    b = b.reshape(len(b), -1, b.shape[-1])
+    terms: dict[str, Term] = {}
+    if "bias" in wanted:
+        terms["bias"] = Dense(layout.sum(layout.group(b.sum(1) if b.shape[1] > 1 else b[:, 0])), memory)
+    if "weight" in wanted:
+        a = call.input.reshape(len(b), -1, call.input.shape[-1]).to(b.dtype)
+        terms["weight"] = RowsTerm(layout.group(a), layout.group(b), layout, module.weight.shape, memory)
+    return terms
+
+
+add_rule(nn.Linear, LayerRule(("weight", "bias"), linear_terms, leading))

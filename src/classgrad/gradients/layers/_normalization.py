@@ -1,0 +1,142 @@
+"""The affine parameters of normalization layers that treat examples independently."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from classgrad.gradients._capture import Call
+from classgrad.gradients._layout import ClassLayout
+from classgrad.gradients._registry import LayerRule, add_rule, leading
+from classgrad.gradients._terms import Dense, Memory, Term, promote
+
+PerExampleSums = Callable[[Call, Tensor, frozenset[str]], dict[str, Tensor]]
+
+
+def _rule(sums: PerExampleSums, parameters: tuple[str, ...] = ("weight", "bias")) -> LayerRule:
+    """Make a rule from per-example gradients that are as small as the parameters."""
+
+    def terms(call: Call, b: Tensor, layout: ClassLayout, memory: Memory, wanted: frozenset[str]) -> dict[str, Term]:
+        per_example = sums(call, promote(b), wanted)
+        return {name: Dense(layout.sum(layout.group(per_example[name])), memory) for name in wanted}
+
+    return LayerRule(parameters, terms, leading)
+
+
+def _layer_norm(call: Call, b: Tensor, wanted: frozenset[str]) -> dict[str, Tensor]:
+    module = cast(nn.LayerNorm, call.module)
+    out = {}
+    if "weight" in wanted:
+        x = call.input.to(b.dtype)
+        if call.saved is None:
+            normal = F.layer_norm(x, module.normalized_shape, eps=module.eps)
+        else:
+            mean, rstd = call.saved
+            normal = (x - mean).mul_(rstd)
+        out["weight"] = _leading_sum(normal.mul_(b), len(module.normalized_shape))
+    if "bias" in wanted:
+        out["bias"] = _leading_sum(b, len(module.normalized_shape))
+    return out
+
+
+def _rms_norm(call: Call, b: Tensor, wanted: frozenset[str]) -> dict[str, Tensor]:
+    module = cast(nn.RMSNorm, call.module)
+    normal = F.rms_norm(call.input.to(b.dtype), module.normalized_shape, eps=module.eps)
+    return {"weight": _leading_sum(normal * b, len(module.normalized_shape))}
+
+
+def _leading_sum(values: Tensor, kept: int) -> Tensor:
+    """Sum over all dimensions but the examples and the last ``kept``."""
+    between = tuple(range(1, values.dim() - kept))
+    return values.sum(between) if between else values
+
+
+def _group_norm(call: Call, b: Tensor, wanted: frozenset[str]) -> dict[str, Tensor]:
+    module = cast(nn.GroupNorm, call.module)
+    x = call.input.to(b.dtype)
+    if call.saved is None:
+        variance, mean = torch.var_mean(x.reshape(len(x), module.num_groups, -1), 2, correction=0)
+        rstd = (variance + module.eps).rsqrt()
+    else:
+        mean, rstd = (v.view(len(x), module.num_groups).to(b.dtype) for v in call.saved)
+    sums = b.flatten(2).sum(2)
+    out = {"bias": sums}
+    if "weight" in wanted:
+        # Σ b (x − mean) rstd per channel needs no normalized copy of x, only two sums of each channel
+        per_group = module.num_channels // module.num_groups
+        mean, rstd = (v.repeat_interleave(per_group, 1) for v in (mean, rstd))
+        out["weight"] = (_channel_dot(b, x) - mean * sums) * rstd
+    return out
+
+
+def _channel_dot(b: Tensor, x: Tensor) -> Tensor:
+    """Return Σ b x over the positions of each example's channel: (N, C, ...) to (N, C)."""
+    left, right = (v.reshape(v.shape[0] * v.shape[1], -1) for v in (b, x))
+    dots: Tensor = torch.linalg.vecdot(left, right)
+    return dots.view(b.shape[:2])
+
+
+def _channel_sums(call: Call, b: Tensor, wanted: frozenset[str], normal: Callable[[], Tensor]) -> dict[str, Tensor]:
+    out = {}
+    if "weight" in wanted:
+        out["weight"] = _channel_dot(b, normal())
+    if "bias" in wanted:
+        out["bias"] = b.reshape(*b.shape[:2], -1).sum(2)
+    return out
+
+
+def _instance_norm(call: Call, b: Tensor, wanted: frozenset[str]) -> dict[str, Tensor]:
+    module = cast(Any, call.module)
+    own = module.training or not module.track_running_stats
+
+    def normal() -> Tensor:
+        x = call.input.to(b.dtype)
+        return F.instance_norm(x, eps=module.eps) if own else _by_running_statistics(module, x)
+
+    return _channel_sums(call, b, wanted, normal)
+
+
+def _batch_norm(call: Call, b: Tensor, wanted: frozenset[str]) -> dict[str, Tensor]:
+    """BatchNorm in evaluation mode, where it is a fixed affine map; in training the whole step falls back."""
+    return _channel_sums(call, b, wanted, lambda: _by_running_statistics(call.module, call.input.to(b.dtype)))
+
+
+def _by_running_statistics(module: Any, x: Tensor) -> Tensor:
+    mean, variance = module.running_mean.to(x.dtype), module.running_var.to(x.dtype)
+    return F.batch_norm(x, mean, variance, training=False, eps=module.eps)
+
+
+def _prelu(call: Call, b: Tensor, wanted: frozenset[str]) -> dict[str, Tensor]:
+    module = cast(nn.PReLU, call.module)
+    x = call.input.to(b.dtype)
+    slope = torch.where(x < 0, x * b, x.new_zeros(()))
+    if module.num_parameters == 1:
+        return {"weight": slope.flatten(1).sum(1, keepdim=True)}
+    return {"weight": slope.reshape(*slope.shape[:2], -1).sum(2)}
+
+
+def _channels_batched(call: Call, examples: int) -> bool:
+    """Instance and batch normalization also take a single example without its leading dimension."""
+    dims = {"1": 3, "2": 4, "3": 5}[type(call.module).__name__[-2]]
+    two = isinstance(call.module, nn.BatchNorm1d) and call.input.dim() == 2
+    return leading(call, examples) and (two or call.input.dim() == dims)
+
+
+add_rule(nn.LayerNorm, _rule(_layer_norm))
+add_rule(nn.RMSNorm, _rule(_rms_norm, ("weight",)))
+add_rule(nn.GroupNorm, _rule(_group_norm))
+add_rule(nn.PReLU, _rule(_prelu, ("weight",)))
+for _layer, _sums in (
+    (nn.InstanceNorm1d, _instance_norm),
+    (nn.InstanceNorm2d, _instance_norm),
+    (nn.InstanceNorm3d, _instance_norm),
+    (nn.BatchNorm1d, _batch_norm),
+    (nn.BatchNorm2d, _batch_norm),
+    (nn.BatchNorm3d, _batch_norm),
+):
+    _base = _rule(_sums)
+    add_rule(_layer, LayerRule(_base.parameters, _base.terms, _channels_batched))
