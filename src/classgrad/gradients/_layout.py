@@ -75,7 +75,7 @@ def _ascending(index: Tensor) -> bool:
 def class_layout(y: Tensor, classes: Tensor | None) -> ClassLayout:
     """Lay out the labels ``y``, over the declared ``classes`` (ascending) or over those present."""
     if classes is None:
-        present, index = torch.unique(y, return_inverse=True)  # type: ignore[no-untyped-call]
+        present, index = y.unique(return_inverse=True)  # type: ignore[no-untyped-call]
         return ClassLayout(present, index)
     classes = classes.to(y.device)
     index = torch.searchsorted(classes, y).clamp_max(len(classes) - 1)
@@ -83,7 +83,7 @@ def class_layout(y: Tensor, classes: Tensor | None) -> ClassLayout:
     if bool(unknown.any()):
         raise InputError(
             f"Parameter `y` should hold only the declared classes {_short(classes.tolist())}. "
-            f"Found {_short(y[unknown].unique().tolist())}."
+            f"Found {_short(sorted(set(y[unknown].tolist())))}."
         )
     return ClassLayout(classes, index)
 
