@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from classgrad._errors import InputError
+from classgrad.dynamics._json import dump_json
 from classgrad.dynamics._run import EVERY, Array, Run
-from classgrad.dynamics._store import dump_json
 
 Value = Tensor | Array | float | int
 

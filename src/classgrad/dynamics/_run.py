@@ -131,6 +131,10 @@ class Run:
         """Mean recall of the classes that have examples (balanced accuracy), shape (T,)."""
         return _derive(_metrics.macro_recall, self.confusion(split))
 
+    def minority_recall(self, split: str) -> NDArray[np.float64]:
+        """Mean recall of the minority classes that have examples, shape (T,); nan without any."""
+        return mean_over(self.recall(split), self.minority)
+
     def loss(self, split: str) -> NDArray[np.float64]:
         """Mean loss of every class's examples, shape (T, L)."""
         return self[f"{split}/loss"]
@@ -189,8 +193,7 @@ class Run:
         """
         if "predicted_change" in self:
             return self["predicted_change"]
-        lr = torch.from_numpy(self["lr"])
-        weights = torch.from_numpy(self["weights"])
+        lr, weights = _tensor(self["lr"]), _tensor(self["weights"])
         return _derive(lambda gram: _gram.predicted_change(gram, weights, lr), self["gram"])
 
     def every(self, name: str) -> tuple[NDArray[np.int64], Array]:
@@ -206,8 +209,19 @@ class Run:
         return not self.differences(other)
 
 
+def mean_over(values: NDArray[np.float64], classes: NDArray[np.bool_]) -> NDArray[np.float64]:
+    """Mean over the chosen classes (columns) that were measured at the first point, shape (T,); nan without any."""
+    chosen = values[:, classes & ~np.isnan(values[0])]
+    mean: NDArray[np.float64] = chosen.mean(axis=1) if chosen.shape[1] else np.full(len(values), np.nan)
+    return mean
+
+
 def _derive(function: Callable[[Tensor], Tensor], values: Array) -> NDArray[Any]:
-    return function(torch.from_numpy(values)).numpy()
+    return function(_tensor(values)).numpy()
+
+
+def _tensor(values: Array) -> Tensor:
+    return torch.from_numpy(np.array(values))  # a copy, for torch refuses read-only and reversed arrays
 
 
 def _check_meta(meta: Mapping[str, Any]) -> None:

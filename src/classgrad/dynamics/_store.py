@@ -7,12 +7,12 @@ import json
 import zipfile
 import zlib
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from classgrad._errors import InputError
 from classgrad._files import write_atomically
+from classgrad.dynamics._json import dump_json
 from classgrad.dynamics._run import Array, Run
 
 FORMAT = "classgrad.run"
@@ -74,22 +74,11 @@ def load_run(path: str | Path) -> Run:
         raise InputError(f"Run file {path}: {error}") from error
 
 
-def dump_json(value: Any) -> str:
-    """Write plain JSON values as a string in ASCII; anything JSON has no exact form for is an error."""
-    try:
-        text = json.dumps(value, allow_nan=False, sort_keys=True)
-    except (TypeError, ValueError, RecursionError) as error:
-        raise InputError(f"Parameter `meta` should be plain JSON (no tensors, nan or inf). Found: {error}.") from error
-    if json.loads(text) != value:
-        raise InputError("Parameter `meta` should be plain JSON: lists, not tuples, and string keys alone.")
-    return text
-
-
 def _write_array(archive: zipfile.ZipFile, name: str, values: Array) -> None:
     member = zipfile.ZipInfo(f"{name}.npy")  # without a date, so that equal runs are equal files
     member.compress_type = zipfile.ZIP_DEFLATED
     with archive.open(member, "w", force_zip64=True) as file:
-        np.lib.format.write_array(file, np.ascontiguousarray(values), allow_pickle=False)
+        np.lib.format.write_array(file, values, allow_pickle=False)
 
 
 def _read_arrays(path: Path) -> dict[str, Array]:
