@@ -10,9 +10,11 @@ from torch import Tensor
 from classgrad.sampling._groups import Groups
 from classgrad.sampling._streams import Stream
 
-# Examples laid out at once: 2 MiB of indices, or what makes the loop over very many classes cheap.
+# Examples laid out at once: 2 MiB of indices, or what makes the loop over very many classes cheap; but not many more
+# batches than an epoch has, so that small data is ready at once.
 _CHUNK = 2**18
 _CHUNK_PER_CLASS = 128
+_SPARE_BATCHES = 64
 
 
 class Plan(Protocol):
@@ -38,7 +40,8 @@ class Composed:
         self.counts = self.recipe = tuple(counts)
         self.batch_size = self.smallest = sum(counts)
         self.length = length
-        self._rows = max(1, max(_CHUNK, _CHUNK_PER_CLASS * len(counts)) // self.batch_size)
+        fitting = max(_CHUNK, _CHUNK_PER_CLASS * len(counts)) // self.batch_size
+        self._rows = max(1, min(fitting, length + _SPARE_BATCHES))
         blocks = torch.split(groups.members, list(groups.sizes))
         self._streams = [
             (Stream(block, number, ceil(self._rows * count / len(block))), count)
