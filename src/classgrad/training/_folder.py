@@ -1,0 +1,71 @@
+"""The folder of one run: its record and its checkpoint."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from classgrad._errors import InputError
+from classgrad.dynamics import Run, load_run, save_run
+from classgrad.training._checkpoint import load_checkpoint, remove_leftovers, save_checkpoint
+
+RECORD = "run.npz"
+CHECKPOINT = "checkpoint.pt"
+
+
+class RunFolder:
+    """The folder of one run."""
+
+    def __init__(self, path: Path, identity: str) -> None:
+        self.path = path
+        self._identity = identity
+
+    def enter(self, *, resume: bool, overwrite: bool) -> Run | None:
+        """Check what is there; the record if the run is done already and is to be resumed."""
+        record, checkpoint = self.path / RECORD, self.path / CHECKPOINT
+        if self.path.exists() and not self.path.is_dir():
+            raise InputError(f"Parameter `out_dir` should be a folder. Found the file {self.path}.")
+        if not record.exists() and not checkpoint.exists():
+            remove_leftovers(self.path)
+            return None
+        if overwrite:
+            for file in (record, checkpoint):
+                file.unlink(missing_ok=True)
+            return None
+        if not resume:
+            raise InputError(
+                f"Folder {self.path} holds a run already; resume it (--resume), overwrite it (--overwrite) or give "
+                "another folder."
+            )
+        remove_leftovers(self.path)
+        if checkpoint.exists():
+            self.load()  # refuses a damaged one, and that of another run
+        if not record.exists():
+            return None
+        run = load_run(record)
+        self._check(run.meta.get("identity"), record)
+        return None if run.meta["status"] == "interrupted" else run
+
+    def record(self, run: Run) -> None:
+        """Write the record."""
+        save_run(run, self.path / RECORD)
+
+    def save(self, state: dict[str, Any]) -> None:
+        """Write the checkpoint."""
+        save_checkpoint(self.path / CHECKPOINT, {"identity": self._identity, **state})
+
+    def load(self) -> dict[str, Any] | None:
+        """Read the checkpoint, if there is one; that of another run is refused."""
+        path = self.path / CHECKPOINT
+        if not path.exists():
+            return None
+        state = load_checkpoint(path)
+        self._check(state.get("identity"), path)
+        return state
+
+    def _check(self, identity: object, file: Path) -> None:
+        if identity != self._identity:
+            raise InputError(
+                f"{file} is of another run ({identity}, this one is {self._identity}): settings or data differ; give "
+                "those it was made with, or another folder."
+            )

@@ -1,0 +1,150 @@
+"""The one loop that all algorithms share."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from classgrad.data import Preprocessing
+from classgrad.dynamics import Recorder, Run, measuring_grid
+from classgrad.training._divergence import Diverged
+from classgrad.training._folder import RunFolder
+from classgrad.training._recording import Measurements, every_step
+from classgrad.training._signals import Interrupted, Interruption
+from classgrad.training._trainer import Trainer
+
+_TICK = 0.2  # seconds between two reports of progress
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a run is; at measuring points with what was measured there."""
+
+    step: int
+    steps: int
+    point: dict[str, Any] | None = None
+
+
+Report = Callable[[Progress], None]
+
+
+class Loop:
+    """Updates, measurements, checkpoints and signals in their order."""
+
+    def __init__(
+        self,
+        trainer: Trainer,
+        recorder: Recorder,
+        folder: RunFolder | None,
+        interruption: Interruption,
+        checkpoint_seconds: float,
+        report: Report | None,
+        preprocessing: Preprocessing,
+    ) -> None:
+        self._trainer = trainer
+        self._recorder = recorder
+        self._measurements = Measurements(trainer)
+        self._folder = folder
+        self._interruption = interruption
+        self._pause = checkpoint_seconds
+        self._report = report
+        self._preprocessing = preprocessing
+        self._saved = self._told = time.monotonic()
+
+    def run(self, resume: bool) -> Run:
+        """Go on from the checkpoint or from the start, to the end."""
+        finished = self._restore() if resume else False
+        try:
+            if not finished:
+                self._save(finished=False)  # a folder that cannot be written to is found out now, not in an hour
+                self._advance()
+                self._save(finished=True)
+        except Diverged as error:
+            return self._close("diverged", str(error))
+        return self._close("finished")
+
+    def _advance(self) -> None:
+        trainer, recorder, spec = self._trainer, self._recorder, self._trainer.spec
+        points = frozenset(measuring_grid(spec.grid, spec.steps))
+        while True:
+            measured = trainer.step in points
+            if measured:
+                self._point()
+            if trainer.step == spec.steps:
+                return
+            indices = trainer.next_batch()
+            if measured:
+                self._measurements.before_step(indices)
+            step, lr = trainer.update(indices)
+            if spec.every:
+                recorder.every(trainer.step - 1, every_step(step, lr, trainer.classes))
+            if measured:
+                recorder.amend(self._measurements.after_step(step, lr))
+            self._between_steps()
+
+    def _point(self) -> None:
+        trainer = self._trainer
+        trainer.watch.check()
+        values = self._measurements.point()
+        self._recorder.point(trainer.step, values)
+        self._tell(values)
+        losses = values["train/loss"]
+        assert isinstance(losses, Tensor)
+        trainer.watch.check_losses(trainer.step, trainer.spec.lr, losses, trainer.counts)
+
+    def _between_steps(self) -> None:
+        now = time.monotonic()
+        if self._report is not None and now - self._told >= _TICK:
+            self._tell(None)
+        if not self._trainer.resumable:
+            return
+        if self._interruption.signal is not None:
+            self._stop()
+        if now - self._saved >= self._pause:
+            self._save(finished=False)
+
+    def _stop(self) -> None:
+        self._save(finished=False)
+        where = "" if self._folder is None else f"; its state is in {self._folder.path}, go on with resume"
+        if len(self._recorder):
+            self._close("interrupted", f"stopped after step {self._trainer.step}")
+        raise Interrupted(f"stopped after step {self._trainer.step}{where}")
+
+    def _tell(self, point: dict[str, Any] | None) -> None:
+        self._told = time.monotonic()
+        if self._report is not None:
+            self._report(Progress(self._trainer.step, self._trainer.spec.steps, point))
+
+    def _save(self, *, finished: bool) -> None:
+        self._saved = time.monotonic()
+        if self._folder is None:
+            return
+        self._trainer.watch.check()
+        self._folder.save(
+            {
+                "finished": finished,
+                "spec": self._trainer.spec.to_json(),
+                "preprocessing": self._preprocessing.to_json(),
+                "recorder": self._recorder.state_dict(),
+                **self._trainer.state_dict(),
+            }
+        )
+
+    def _restore(self) -> bool:
+        state = None if self._folder is None else self._folder.load()
+        if state is None:
+            return False
+        self._trainer.load_state_dict(state)
+        self._recorder = Recorder.from_state_dict(state["recorder"])
+        return bool(state["finished"])
+
+    def _close(self, status: str, message: str = "") -> Run:
+        more = {} if self._trainer.reservoir is None else {"returned_step": self._trainer.reservoir.step}
+        run = self._recorder.run(status, message, **more)
+        if self._folder is not None:
+            self._folder.record(run)
+        return run

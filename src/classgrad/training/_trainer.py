@@ -1,0 +1,163 @@
+"""A run in the making: model, data, batches, rule, optimizer, and one update after the other."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from classgrad.data import Dataset, DeviceData
+from classgrad.gradients import ClassGradients, Step
+from classgrad.rules import Rescale
+from classgrad.theory import pcn_margin
+from classgrad.training._batches import SAMPLERS, forever
+from classgrad.training._divergence import Watch
+from classgrad.training._measure import MAX_MEMORY, chunks, evaluating
+from classgrad.training._models import make_model
+from classgrad.training._numerics import autocast, dtype_of
+from classgrad.training._optimizers import advance, current_lr, make_lr_scheduler, make_optimizer, set_lr
+from classgrad.training._reservoir import Reservoir
+from classgrad.training._schedules import Moment, schedule
+from classgrad.training._spec import RunSpec
+from classgrad.training._streams import global_state, restore_global_state, stream
+
+
+class Trainer:
+    """Everything that changes while a run goes on, and the one update that all algorithms share.
+
+    Dropout draws from torch's global generator, which is seeded here: make it within
+    :func:`~classgrad.training._streams.forked`.
+    """
+
+    def __init__(self, spec: RunSpec, dataset: Dataset, device: torch.device) -> None:
+        self.spec = spec
+        self.row = spec.row
+        self.device = device
+        self.classes = len(dataset.classes)
+        self.step = 0
+        self.seconds = 0.0
+        torch.manual_seed(stream(spec.seed, "model"))
+        dtype = dtype_of(spec.precision)
+        self.model = make_model(spec.model, dataset.preprocessing, spec.model_options).to(device, dtype).train()
+        self.data = {
+            name: DeviceData(
+                split,
+                mean=dataset.mean,
+                std=dataset.std,
+                device=device,
+                dtype=dtype,
+                crop=spec.crop if name == "train" else 0,
+                flip=spec.flip and name == "train",
+                seed=stream(spec.seed, "augmentation"),
+            )
+            for name, split in dataset.splits.items()
+        }
+        self.train = self.data["train"]
+        labels = dataset.train.y
+        self.counts = torch.bincount(labels, minlength=self.classes).to(device)
+        self.members = [(labels == label).nonzero().flatten().to(device) for label in range(self.classes)]
+        generator = torch.Generator().manual_seed(stream(spec.seed, "batches"))
+        self.sampler = SAMPLERS[self.row.batches](labels, spec.batch_size, generator)
+        self._batches = forever(self.sampler, device)
+        self.rule = self.row.make_rule()
+        self.schedule = schedule(spec.schedule_name, spec.schedule_options)
+        self.reservoir = Reservoir(stream(spec.seed, "iterate")) if self.row.returns == "drawn" else None
+        needs_gram = self.schedule.needs_gram or self.reservoir is not None
+        self.grads = ClassGradients(self.model, self.rule, gram=needs_gram, max_memory=MAX_MEMORY)
+        self.optimizer = make_optimizer(spec.optimizer, self.grads.parameters, spec.lr, spec.optimizer_options)
+        self.scheduler = (
+            make_lr_scheduler(spec.scheduler, self.optimizer, spec.scheduler_options) if spec.scheduler else None
+        )
+        self.watch = Watch(dataset.classes)
+        torch.manual_seed(stream(spec.seed, "dropout"))
+
+    @property
+    def resumable(self) -> bool:
+        """Whether the state is all there is: between two refreshes a ``Rescale`` rule holds more."""
+        return not isinstance(self.rule, Rescale) or self.step % self.rule.every == 0
+
+    def next_batch(self) -> Tensor:
+        """Draw the example indices of the next update."""
+        return next(self._batches)
+
+    def update(self, indices: Tensor) -> tuple[Step, float]:
+        """Make one update: class gradients of the batch, their weights, the step size, the optimizer's step."""
+        start = time.perf_counter()
+        if isinstance(self.rule, Rescale) and self.step % self.rule.every == 0:
+            self._refresh()
+        chunk = self.spec.chunk if len(indices) > self.spec.chunk else None
+        step = self.grads.backward_through(self._losses, indices, self.train.y[indices], chunk=chunk)
+        if self.reservoir is not None and step.gram is not None:
+            self.reservoir.offer(self.step, float(pcn_margin(step.gram).amin()), self.model)
+        lr = self._step_size(step)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        if self.scheduler is not None:
+            advance(self.scheduler, step.losses.sum())
+        self.watch.note(self.step, lr, step)
+        self.step += 1
+        self.seconds += time.perf_counter() - start
+        return step, lr
+
+    def forward(self, data: DeviceData, indices: Tensor, *, augment: bool = False) -> tuple[Tensor, Tensor, Tensor]:
+        """Logits, one loss per example, and labels."""
+        x, y = data.batch(indices, augment=augment)
+        with autocast(self.device, self.spec.precision):
+            logits = self.model(x)
+        logits = logits.to(x.dtype)
+        return logits, F.cross_entropy(logits, y, reduction="none"), y
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that the rest of the run depends on, as tensors and plain values."""
+        return {
+            "step": self.step,
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "scheduler": self.scheduler.state_dict() if self.scheduler else None,
+            "sampler": self.sampler.state_dict(),
+            "augmentation": self.train.state_dict(),
+            "random": global_state(self.device),
+            "reservoir": self.reservoir.state_dict() if self.reservoir else None,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take up where :meth:`state_dict` was called."""
+        self.step = state["step"]
+        self.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        if self.scheduler is not None:
+            self.scheduler.load_state_dict(state["scheduler"])
+        self.sampler.load_state_dict(state["sampler"])
+        self._batches = forever(self.sampler, self.device)
+        self.train.load_state_dict(state["augmentation"])
+        restore_global_state(state["random"], self.device)
+        if self.reservoir is not None:
+            self.reservoir.load_state_dict(state["reservoir"])
+
+    def close(self) -> None:
+        """Remove the hooks from the model."""
+        self.grads.close()
+
+    def _losses(self, indices: Tensor, y: Tensor) -> Tensor:
+        return self.forward(self.train, indices, augment=True)[1]
+
+    def _refresh(self) -> None:
+        """Renew the full-batch class gradients that ``Rescale`` projects on (Alg. 5)."""
+        order = torch.cat(self.members)
+        with evaluating(self.model):
+            self.grads.refresh(
+                lambda indices, y: self.forward(self.train, indices)[1],
+                ((part, self.train.y[part]) for part in chunks(order, self.spec.chunk)),
+            )
+
+    def _step_size(self, step: Step) -> float:
+        if self.scheduler is not None:
+            return current_lr(self.optimizer)
+        lr = self.schedule(
+            Moment(self.step, self.spec.steps, self.sampler.epoch, self.spec.lr, step.gram, self.spec.schedule_options)
+        )
+        set_lr(self.optimizer, lr)
+        return lr
