@@ -21,6 +21,9 @@ from classgrad.theory._records import Statement, checked
 
 RuleName = Literal["gd", "pcngd"]
 
+CANCELLED = 1e-14
+"""A sum smaller than this share of its terms' sizes is rounding, not a direction."""
+
 
 def rule_weights(gram: Tensor, rule: RuleName | Tensor) -> Tensor:
     """Return the weights w of the direction Σ_l w_l g_l: ones for GD, 1/‖g_l‖ for PCNGD, a tensor as it is."""
@@ -105,12 +108,14 @@ def largest_step(
     """
     checked(statement, "corrected", "printed")
     smooth = torch.as_tensor(smoothness, dtype=torch.float64)
-    if statement == "printed":
-        return _printed_step(gram, rule).clamp(min=0) / smooth
     weights = rule_weights(gram, rule)
     slope = -predicted_change(gram, weights, 1.0)
-    length = direction_length(gram, weights)
-    return torch.where(slope > 0, 2 * slope / (smooth * length), 0.0)
+    terms = -predicted_change(gram.abs(), weights.abs(), 1.0)
+    if statement == "printed":
+        limit = _printed_step(gram, rule) / smooth
+    else:
+        limit = 2 * slope / (smooth * direction_length(gram, weights))
+    return torch.where(slope > CANCELLED * terms, limit, 0.0)
 
 
 def direction_length(gram: Tensor, weights: Tensor) -> Tensor:

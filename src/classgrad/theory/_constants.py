@@ -31,7 +31,7 @@ def quadratic_pl(hessians: Tensor) -> Constant:
 
 
 def least_squares_constants(inputs: Tensor, labels: Tensor) -> Constants:
-    """Constants of f^(l) = 1/(2n) Σ (⟨z_i, x⟩ - y_i)²: L_2 = λ_max(Z_lᵀZ_l)/n, f_* = 0 (its least if it can interpolate)."""
+    """Constants of f^(l) = 1/(2n) Σ (⟨z_i, x⟩ - y_i)²: L_2 = λ_max(Z_lᵀZ_l)/n, f_* = 0 (never above the least)."""
     return quadratic_constants(_second_moments(inputs, labels))
 
 

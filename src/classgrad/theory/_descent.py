@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -57,7 +58,7 @@ def second_steps(c: float, steps: int) -> StepSize:
 
     def size(_: int, gram: Tensor) -> Tensor:
         margin = pcn_margin(gram).amin(-1)
-        return torch.where(margin > 0, margin, 1.0).reciprocal() * (c / steps**0.5)
+        return c / math.sqrt(steps) * torch.where(margin > 0, margin, 1.0).reciprocal()
 
     return size
 

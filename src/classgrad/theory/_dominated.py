@@ -21,7 +21,7 @@ from classgrad.theory._running import horizons, running_all, running_max, runnin
 
 def dominance(path: Trajectory, constants: Constants) -> Tensor:
     """μ^(l) of ½‖g_l‖ ≥ μ^(l) (f^(l) - f^(l)_*): the largest that holds at x_0 .. x_{T̃-1}, shape (..., T, classes)."""
-    gap = (path.losses[..., :-1, :] - constants.minima.value).clamp(min=0)
+    gap = (path.losses[..., :-1, :] - constants.minima.along_steps).clamp(min=0)
     return running_min(class_norms(path.gram) / (2 * gap))
 
 
@@ -38,7 +38,7 @@ def dominated_bound(path: Trajectory, constants: Constants, *, statement: Statem
     assumptions are never met.
     """
     checked(statement, "corrected", "printed")
-    smooth, horizon = constants.smoothness.value, horizons(path.steps)
+    smooth, horizon = constants.smoothness.along_steps, horizons(path.steps)
     rate = dominated_rate(path, constants)
     t = horizon - 1
     implied = (2 * t + 1) / (path.lr.unsqueeze(-1) * (t + 1).square())
@@ -50,7 +50,7 @@ def dominated_bound(path: Trajectory, constants: Constants, *, statement: Statem
     return Bound(
         name="dominated",
         statement=statement,
-        left=path.losses[..., 1:, :] - constants.minima.value,
+        left=path.losses[..., 1:, :] - constants.minima.along_steps,
         right=(8.0 if printed else 2.0 * path.classes**2) * smooth / (divisor * horizon),
         met=torch.zeros_like(rate, dtype=torch.bool) if printed else dominated & follows,
         constants={**constants.named(), "mu": dominance(path, constants), "C_mu": rate, "m": m},
@@ -67,7 +67,7 @@ def dominated_constant_bound(path: Trajectory, constants: Constants, *, statemen
     checked(statement, "corrected", "printed")
     if statement == "printed" and path.classes != 2:
         raise InputError(f"Parameter `statement` should be 'corrected' with {path.classes} classes: printed is for 2.")
-    smooth, initial, horizon = constants.smoothness.value, initial_gap(path, constants), horizons(path.steps)
+    smooth, initial, horizon = constants.smoothness.along_steps, initial_gap(path, constants), horizons(path.steps)
     rate, lr = dominated_rate(path, constants), path.lr.unsqueeze(-1)
     c = running_max(lr) * rate
     constant_step = running_max(lr) <= running_min(lr) * (1 + ROUNDING)
@@ -75,7 +75,7 @@ def dominated_constant_bound(path: Trajectory, constants: Constants, *, statemen
     return Bound(
         name="dominated-constant",
         statement=statement,
-        left=path.losses[..., 1:, :] - constants.minima.value,
+        left=path.losses[..., 1:, :] - constants.minima.along_steps,
         right=(1 - c) ** exponent * initial + path.classes**2 / 2 * smooth * c / rate.square(),
         met=running_all(pcn_margin(path.gram) > 0) & constant_step & (c < 1),
         constants={**constants.named(), "D_0": initial, "mu": dominance(path, constants), "C_mu": rate, "c": c},
@@ -92,7 +92,7 @@ def pl_bound(path: Trajectory, constants: Constants, pl: Constant, omega: float)
     docs/theory.md.
     """
     largest = initial_gap(path, constants).amax(-1, keepdim=True)
-    a, b = _pl_scales(constants.smoothness.value, pl.value, omega, path.classes)
+    a, b = _pl_scales(constants.smoothness.along_steps, pl.along_steps, omega, path.classes)
     s = 8 * b / a.square()
     t = horizons(path.steps) - 1
     planned = a * largest.sqrt() / (2 * b) * s / (t + s)
@@ -101,7 +101,7 @@ def pl_bound(path: Trajectory, constants: Constants, pl: Constant, omega: float)
     return Bound(
         name="pl",
         statement="corrected",
-        left=path.losses[..., 1:, :] - constants.minima.value,
+        left=path.losses[..., 1:, :] - constants.minima.along_steps,
         right=(largest * (s / (horizons(path.steps) + s)).square()).expand_as(path.losses[..., 1:, :]),
         met=running_all(dominated & follows),
         constants={**constants.named(), "D": largest, "mu": pl.value, "omega": torch.tensor(omega), "a": a, "s": s},
@@ -110,7 +110,7 @@ def pl_bound(path: Trajectory, constants: Constants, pl: Constant, omega: float)
 
 
 def pl_steps(steps: int, start: Tensor, constants: Constants, pl: Constant, omega: float) -> Tensor:
-    """Step sizes η_t = a√D/(2b) · s/(t+s) of :func:`pl_bound` from the class losses at the start, shape (..., steps)."""
+    """Give the steps η_t = a√D/(2b) · s/(t+s) of :func:`pl_bound` from the class losses at the start, (..., steps)."""
     gap = (start - constants.minima.value).amax(-1, keepdim=True)
     a, b = _pl_scales(constants.smoothness.value, pl.value, omega, start.shape[-1])
     s = 8 * b / a.square()

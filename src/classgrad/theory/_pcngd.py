@@ -24,7 +24,7 @@ def pcngd_bound(path: Trajectory, constants: Constants, *, statement: Statement 
         return _sharp("pcngd", path, constants)
     if statement == "printed":
         _two_classes(path)
-    smooth, initial, horizon = constants.smoothness.value, initial_gap(path, constants), horizons(path.steps)
+    smooth, initial, horizon = constants.smoothness.along_steps, initial_gap(path, constants), horizons(path.steps)
     margin = pcn_margin(path.gram)
     c, constant_step = _constant_step(path)
     omega_min = running_min(margin)
@@ -49,7 +49,7 @@ def pcngd_multiclass_bound(path: Trajectory, constants: Constants, *, statement:
     checked(statement)
     if statement != "printed":
         return pcngd_bound(path, constants, statement=statement)
-    smooth, initial, horizon = constants.smoothness.value, initial_gap(path, constants), horizons(path.steps)
+    smooth, initial, horizon = constants.smoothness.along_steps, initial_gap(path, constants), horizons(path.steps)
     margin = pcn_margin(path.gram, statement="printed")
     c, constant_step = _constant_step(path)
     omega_min = running_min(margin)
@@ -76,7 +76,7 @@ def pcngd_second_bound(path: Trajectory, constants: Constants, *, statement: Sta
         return _sharp("pcngd-second", path, constants)
     if statement == "printed":
         _two_classes(path)
-    smooth, initial, horizon = constants.smoothness.value, initial_gap(path, constants), horizons(path.steps)
+    smooth, initial, horizon = constants.smoothness.along_steps, initial_gap(path, constants), horizons(path.steps)
     margin = pcn_margin(path.gram).amin(-1, keepdim=True)
     scaled = path.lr.unsqueeze(-1) * margin
     c = running_max(scaled) * horizon.sqrt()
@@ -102,7 +102,7 @@ def r_pcngd_bound(path: Trajectory, constants: Constants, *, statement: Statemen
     sizes. With more classes ω_t is that of class l, so the law of R is one per class.
     """
     checked(statement)
-    smooth, initial, horizon = constants.smoothness.value, initial_gap(path, constants), horizons(path.steps)
+    smooth, initial, horizon = constants.smoothness.along_steps, initial_gap(path, constants), horizons(path.steps)
     margin, norms, lr = pcn_margin(path.gram), class_norms(path.gram), path.lr.unsqueeze(-1)
     share = lr * margin if statement == "sharp" else margin
     left = running_sum(share * norms) / running_sum(share)
@@ -124,7 +124,7 @@ def r_pcngd_bound(path: Trajectory, constants: Constants, *, statement: Statemen
 
 
 def _sharp(name: str, path: Trajectory, constants: Constants, left: Tensor | None = None) -> Bound:
-    smooth, initial = constants.smoothness.value, initial_gap(path, constants)
+    smooth, initial = constants.smoothness.along_steps, initial_gap(path, constants)
     margin, lr = pcn_margin(path.gram), path.lr.unsqueeze(-1)
     length = direction_length(path.gram, normalizing_weights(path.gram))
     curvature = smooth / 2 * running_sum(lr.square() * length)

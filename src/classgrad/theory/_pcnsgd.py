@@ -23,9 +23,10 @@ def pcnsgd_bound(
 ) -> Bound:
     """Bound min_{s<T̃} E ‖g_l(x_s)‖ of PCNSGD with a constant step η = c/√T̃ (Th. 4 formal).
 
-    ``runs`` has one leading dimension, independent runs of one problem; its ``gram`` is that of the *full-batch* class
-    gradients. Expectations are means over the runs, weighted by ``chances`` where given (exact when the runs are all
-    possible ones). ``sigma`` holds σ_l with E ‖g̃_l - g_l‖² ≤ σ_l² at every point visited. The right side is
+    The first dimension of ``runs`` is independent runs of one problem (any further ones are independent problems); its
+    ``gram`` is that of the *full-batch* class gradients. Expectations are means over the runs, weighted by ``chances``
+    where given (exact when the runs are all possible ones). ``sigma`` holds σ_l with E ‖g̃_l - g_l‖² ≤ σ_l² at every
+    point visited. The right side is
 
     - ``corrected``: (D_0/c + L²/2 · L_2 c)/(ω √T̃) + 2/ω · max_t Σ_i σ_i ‖g_l‖/‖g_i‖, with ω the smallest
       :func:`pcn_margin` over all runs: the noise of every class enters, relative to its signal;
@@ -36,15 +37,16 @@ def pcnsgd_bound(
       noise of the other class is lost.
     """
     checked(statement, "corrected", "sharp", "minibatch", "printed")
-    if runs.gram.ndim != 4:
-        raise InputError(f"Parameter `runs` should have one leading dimension, the runs. Found {runs.gram.ndim - 3}.")
+    if runs.gram.ndim < 4:
+        raise InputError("Parameter `runs` should have a first dimension, independent runs. Found a single run.")
     chance = _normalized(chances, runs)
-    margin, noise = _margin_and_noise(runs, sigma.value, chance, batch_gram, statement)
+    margin, noise = _margin_and_noise(runs, sigma.along_steps, chance, batch_gram, statement)
     horizon = horizons(runs.steps)
-    initial = (_mean(runs.losses, chance)[:1] - constants.minima.value).clamp(min=0)
-    c = running_max(runs.lr.amax(0).unsqueeze(-1)) * horizon.sqrt()
-    descent = (initial / c + runs.classes**2 / 2 * constants.smoothness.value * c) / (margin * horizon.sqrt())
-    constant_step = runs.lr.amax() <= runs.lr.amin() * (1 + ROUNDING)
+    initial = (_mean(runs.losses, chance)[..., :1, :] - constants.minima.along_steps).clamp(min=0)
+    largest, smallest = (running(runs.lr.unsqueeze(-1)) for running in (running_max, running_min))
+    c = largest.amax(0) * horizon.sqrt()
+    descent = (initial / c + runs.classes**2 / 2 * constants.smoothness.along_steps * c) / (margin * horizon.sqrt())
+    constant_step = largest.amax(0) <= smallest.amin(0) * (1 + ROUNDING)
     return Bound(
         name="pcnsgd",
         statement=statement,
@@ -59,7 +61,7 @@ def pcnsgd_bound(
 def _margin_and_noise(
     runs: Trajectory, sigma: Tensor, chance: Tensor, batch_gram: Tensor | None, statement: Statement
 ) -> tuple[Tensor, Tensor]:
-    """ω for every horizon, and ω times the term that stays when T̃ grows; shapes (T, classes)."""
+    """ω for every horizon, and ω times the term that stays when T̃ grows; shapes (..., T, classes)."""
     if statement in ("minibatch", "printed"):
         margin = running_min(_angles(runs, batch_gram, statement).amin(0))
         return margin, sigma * (margin + runs.classes)
@@ -87,10 +89,10 @@ def _angles(runs: Trajectory, batch_gram: Tensor | None, statement: Statement) -
 def _normalized(chances: Tensor | None, runs: Trajectory) -> Tensor:
     count = runs.gram.shape[0]
     if chances is None:
-        return torch.full((count, 1, 1), 1 / count, dtype=torch.float64)
+        chances = torch.ones(count)
     if chances.shape != (count,) or not bool((chances >= 0).all()) or not bool(chances.sum() > 0):
         raise InputError(f"Parameter `chances` should be {count} numbers of at least 0, one per run, not all 0.")
-    return (chances.double() / chances.sum()).reshape(count, 1, 1)
+    return (chances.double() / chances.sum()).reshape(count, *[1] * (runs.losses.ndim - 1))
 
 
 def _mean(values: Tensor, chance: Tensor) -> Tensor:

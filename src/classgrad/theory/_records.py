@@ -29,6 +29,11 @@ class Constant:
     """Whether the value is known to meet its definition; False for everything measured by sampling or search."""
     how: str = "given"
 
+    @property
+    def along_steps(self) -> Tensor:
+        """The values with a step axis, shape (..., 1, classes)."""
+        return self.value.unsqueeze(-2) if self.value.ndim else self.value
+
 
 @dataclass(frozen=True, eq=False)
 class Constants:
