@@ -51,13 +51,24 @@ def load_source(
     progress: bool = True,
 ) -> Dataset:
     """Load what the arguments name."""
-    named: dict[str, Any] = {} if target is None else {"target": target}
-    for option in options or ():
-        name, equals, value = option.partition("=")
-        if not name or not equals:
-            raise InputError(f"--option must be NAME=VALUE, found {option!r}")
-        named[name] = _value(value)
+    named = data_options(target, options)
     return load(source, protocol=protocol, data_dir=data_dir, progress=progress, **named)
+
+
+def data_options(target: str | None, options: Sequence[str] | None) -> dict[str, Any]:
+    """Return the options of a dataset by name, ``--target`` among them."""
+    return {**({} if target is None else {"target": target}), **pairs("--option", options)}
+
+
+def pairs(flag: str, given: Sequence[str] | None) -> dict[str, Any]:
+    """Read the NAME=VALUE arguments of a flag; a value is JSON or else text."""
+    named: dict[str, Any] = {}
+    for pair in given or ():
+        name, equals, value = pair.partition("=")
+        if not name or not equals:
+            raise InputError(f"{flag} must be NAME=VALUE, found {pair!r}")
+        named[name] = _value(value)
+    return named
 
 
 def _value(text: str) -> Any:

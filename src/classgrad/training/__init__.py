@@ -7,6 +7,7 @@ rule and step sizes in :data:`ALGORITHMS`, :func:`schedule` a step size in :data
 
 from classgrad.training._algorithms import ALGORITHMS, SEVEN, Algorithm, algorithm
 from classgrad.training._loop import Progress
+from classgrad.training._pool import Job, train_all
 from classgrad.training._schedules import SCHEDULES, Moment, Schedule, schedule
 from classgrad.training._signals import Interrupted
 from classgrad.training._spec import RunSpec
@@ -19,6 +20,7 @@ __all__ = [
     "SEVEN",
     "Algorithm",
     "Interrupted",
+    "Job",
     "Moment",
     "Progress",
     "RunSpec",
@@ -29,4 +31,5 @@ __all__ = [
     "load_trained",
     "schedule",
     "train",
+    "train_all",
 ]

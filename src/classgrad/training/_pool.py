@@ -162,7 +162,7 @@ class _Pool:
         dead = [worker for worker in self._workers if worker.exitcode not in (None, 0)]
         if dead and self._messages.empty():
             raise InputError(
-                f"A worker process ended with code {dead[0].exitcode}, perhaps for want of memory; its run can be resumed."
+                f"A worker process ended with code {dead[0].exitcode}, perhaps for want of memory; resume its run."
             )
 
     def _end(self) -> None:
@@ -200,6 +200,7 @@ def _work(jobs: Any, messages: Any, data_dir: str | Path | None, options: dict[s
         messages.put(("interrupted", number, str(error) or "stopped"))
     except Exception:
         messages.put(("failed", number, traceback.format_exc()))
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # nothing is left to save
 
 
 def _sender(messages: Any, number: int) -> Callable[[Progress], None]:

@@ -11,6 +11,7 @@ from typing import Any, get_args
 
 from classgrad._errors import InputError
 from classgrad.dynamics import measuring_grid
+from classgrad.models import MODELS
 from classgrad.training._algorithms import Algorithm, algorithm
 from classgrad.training._numerics import Precision
 from classgrad.training._optimizers import LR_SCHEDULERS, OPTIMIZERS
@@ -41,6 +42,7 @@ class RunSpec:
         gradients: whether to measure the class gradients of the whole training set at every measuring point.
         every: whether to also record the cheap quantities of every step.
         chunk: most examples in one forward pass of the whole training set.
+        threads: CPU threads of torch; the order of sums, and so the last bits, depend on it.
 
     >>> spec = RunSpec(data="digits-bi20", algorithm="pcngd", lr=0.05, steps=300)
     >>> RunSpec.from_json(spec.to_json()) == spec
@@ -66,6 +68,7 @@ class RunSpec:
     gradients: bool = True
     every: bool = False
     chunk: int = 4096
+    threads: int = 1
     data_options: Mapping[str, Any] = field(default_factory=dict)
     model_options: Mapping[str, Any] = field(default_factory=dict)
     rule_options: Mapping[str, Any] = field(default_factory=dict)
@@ -74,7 +77,7 @@ class RunSpec:
     scheduler_options: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for name, least in (("steps", 1), ("batch_size", 1), ("chunk", 1), ("seed", 0), ("crop", 0)):
+        for name, least in (("steps", 1), ("batch_size", 1), ("chunk", 1), ("threads", 1), ("seed", 0), ("crop", 0)):
             value = getattr(self, name)
             if type(value) is not int or value < least:
                 raise InputError(f"Parameter `{name}` should be a whole number of at least {least}. Found {value!r}.")
@@ -82,6 +85,7 @@ class RunSpec:
             raise InputError(f"Parameter `lr` should be a number above 0. Found {self.lr!r}.")
         for name, choices in (
             ("precision", get_args(Precision)),
+            ("model", tuple(MODELS)),
             ("optimizer", tuple(OPTIMIZERS)),
             ("scheduler", (None, *LR_SCHEDULERS)),
         ):
@@ -129,11 +133,8 @@ class RunSpec:
     def labels(self) -> dict[str, str]:
         """Algorithm, model and optimizer with the options that tell them from others of the same name."""
         named = {"schedule": self.schedule, "scheduler": self.scheduler}
-        sizes = {
-            **{key: name for key, name in named.items() if name},
-            **self.schedule_options,
-            **self.scheduler_options,
-        }
+        chosen = {key: name for key, name in named.items() if name}
+        sizes = {**chosen, **self.schedule_options, **self.scheduler_options}
         return {
             "algorithm": _label(self.algorithm, self.rule_options),
             "model": _label(self.model, self.model_options),

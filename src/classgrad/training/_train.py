@@ -64,7 +64,7 @@ def train(
             return done
     device = resolve_device(spec.device)
     with ExitStack() as stack:
-        stack.enter_context(repeatable(device, spec.precision))
+        stack.enter_context(repeatable(device, spec.precision, spec.threads))
         stack.enter_context(forked(device))
         interruption = stack.enter_context(Interruption())
         trainer = Trainer(spec, dataset, device)

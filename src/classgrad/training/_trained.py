@@ -12,7 +12,6 @@ from classgrad.data import Preprocessing
 from classgrad.training._checkpoint import load_checkpoint
 from classgrad.training._folder import CHECKPOINT
 from classgrad.training._models import make_model
-from classgrad.training._numerics import dtype_of
 from classgrad.training._spec import RunSpec
 
 
@@ -35,7 +34,7 @@ def load_trained(out_dir: str | Path) -> TrainedModel:
         raise InputError(f"The run in {out_dir} is at step {state['step']} and not finished; resume it first.")
     spec = RunSpec.from_json(state["spec"])
     preprocessing = Preprocessing.from_json(state["preprocessing"])
-    model = make_model(spec.model, preprocessing, spec.model_options).to(dtype_of(spec.precision))
+    model = make_model(spec, preprocessing)
     reservoir = state["reservoir"]
     model.load_state_dict(reservoir["kept"] if reservoir else state["model"])
     return TrainedModel(model.eval(), preprocessing, spec)

@@ -39,9 +39,8 @@ class Trainer:
         self.classes = len(dataset.classes)
         self.step = 0
         self.seconds = 0.0
-        torch.manual_seed(stream(spec.seed, "model"))
         dtype = dtype_of(spec.precision)
-        self.model = make_model(spec.model, dataset.preprocessing, spec.model_options).to(device, dtype).train()
+        self.model = make_model(spec, dataset.preprocessing).to(device).train()
         self.data = {
             name: DeviceData(
                 split,
