@@ -5,7 +5,7 @@ from math import sqrt
 from typing import TypeAlias, TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 Fill: TypeAlias = Callable[[nn.Conv2d | nn.Linear, torch.Generator], None]
 Model = TypeVar("Model", bound=nn.Module)
@@ -14,21 +14,20 @@ Model = TypeVar("Model", bound=nn.Module)
 def he_normal(layer: nn.Conv2d | nn.Linear, generator: torch.Generator) -> None:
     """Fill in normal weights of variance 2/fan_in (He et al. 2015) and zero biases."""
     nn.init.kaiming_normal_(layer.weight, nonlinearity="relu", generator=generator)
-    _zero(layer.bias)
+    _fill_bias(layer, 0.0, generator)
 
 
 def glorot_normal(layer: nn.Conv2d | nn.Linear, generator: torch.Generator) -> None:
     """Fill in normal weights of variance 2/(fan_in + fan_out) (Glorot & Bengio 2010) and zero biases."""
     nn.init.xavier_normal_(layer.weight, generator=generator)
-    _zero(layer.bias)
+    _fill_bias(layer, 0.0, generator)
 
 
 def torch_default(layer: nn.Conv2d | nn.Linear, generator: torch.Generator) -> None:
     """Fill in what torch's layers start from: weights and biases uniform within ±1/√fan_in."""
     bound = 1 / sqrt(layer.weight[0].numel())
     nn.init.uniform_(layer.weight, -bound, bound, generator=generator)
-    if layer.bias is not None:
-        nn.init.uniform_(layer.bias, -bound, bound, generator=generator)
+    _fill_bias(layer, bound, generator)
 
 
 def realize(
@@ -53,6 +52,7 @@ def realize(
     return model
 
 
-def _zero(bias: Tensor | None) -> None:
-    if bias is not None:
-        nn.init.zeros_(bias)
+def _fill_bias(layer: nn.Conv2d | nn.Linear, bound: float, generator: torch.Generator) -> None:
+    """Draw biases, if there are any, uniformly from ±bound; a bound of 0 makes them 0."""
+    if layer.bias is not None:
+        nn.init.uniform_(layer.bias, -bound, bound, generator=generator)
