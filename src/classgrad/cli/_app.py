@@ -10,13 +10,17 @@ import typer
 
 from classgrad._errors import InputError
 from classgrad._version import __version__
-from classgrad.cli import _data
+from classgrad.cli import _compare, _data, _demo, _predict, _train
 
 app = typer.Typer(
     help="Learning under class imbalance: train, compare and look at every class.",
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
+app.command()(_demo.demo)
+app.command()(_train.train)
+app.command()(_compare.compare)
+app.command()(_predict.predict)
 app.add_typer(_data.app, name="data")
 
 
@@ -38,7 +42,8 @@ def run(arguments: Sequence[str] | None = None) -> int:
     given = sys.argv[1:] if arguments is None else list(arguments)
     try:
         code = command.main(args=given, prog_name="classgrad", standalone_mode=False)
-    except (KeyboardInterrupt, typer.Abort):
+    except (KeyboardInterrupt, typer.Abort) as error:
+        print(f"classgrad: {str(error) or 'stopped'}", file=sys.stderr)
         return 130
     except (InputError, OSError) as error:
         return _refused(error)

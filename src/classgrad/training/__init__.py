@@ -7,6 +7,8 @@ rule and step sizes in :data:`ALGORITHMS`, :func:`schedule` a step size in :data
 
 from classgrad.training._algorithms import ALGORITHMS, SEVEN, Algorithm, algorithm
 from classgrad.training._loop import Progress
+from classgrad.training._models import make_model
+from classgrad.training._numerics import resolve_device
 from classgrad.training._pool import Job, train_all
 from classgrad.training._schedules import SCHEDULES, Moment, Schedule, schedule
 from classgrad.training._signals import Interrupted
@@ -29,6 +31,8 @@ __all__ = [
     "algorithm",
     "load_data",
     "load_trained",
+    "make_model",
+    "resolve_device",
     "schedule",
     "train",
     "train_all",

@@ -1,0 +1,128 @@
+"""What training subcommands have in common: run the jobs, keep the models, print and write the results."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from classgrad.cli._console import Output
+from classgrad.cli._live import Live
+from classgrad.cli._model_file import NAME, save_model
+from classgrad.cli._settings import TrainingOptions
+from classgrad.data import Dataset
+from classgrad.dynamics import Run
+from classgrad.training import Job, RunSpec, load_data, load_trained, train_all
+
+if TYPE_CHECKING:
+    from classgrad.report import ResultRow
+
+_RUN_FACTS = ("data", "algorithm", "seed", "status", "message")
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """Runs to make, and the folder they go to."""
+
+    specs: Sequence[RunSpec]
+    out: Path
+    data_dir: Path | None = None
+    workers: int | None = None
+    resume: bool = False
+    overwrite: bool = False
+    tensorboard: bool = False
+
+    @property
+    def jobs(self) -> list[Job]:
+        """The runs with their folders: data set, algorithm, seed."""
+        several = len({spec.data for spec in self.specs}) > 1
+        return [
+            Job(
+                spec,
+                (self.out / file_name(spec.data) if several else self.out) / spec.algorithm / f"seed-{spec.seed}",
+            )
+            for spec in self.specs
+        ]
+
+
+def run_experiment(experiment: Experiment, output: Output, classes: Mapping[str, Sequence[str]]) -> list[Run]:
+    """Train everything with a live display and keep the models; ``classes`` are the class names of each data set."""
+    jobs = experiment.jobs
+    logs = experiment.out / "tensorboard" if experiment.tensorboard else None
+    with Live(output, jobs, classes, logs) as live:
+        runs = train_all(
+            jobs,
+            workers=experiment.workers,
+            data_dir=experiment.data_dir,
+            resume=experiment.resume,
+            overwrite=experiment.overwrite,
+            report=live,
+        )
+    for job, run in zip(jobs, runs, strict=True):
+        if job.out_dir is not None and run.meta["status"] == "finished":
+            save_model(load_trained(job.out_dir), job.out_dir / NAME)
+    return runs
+
+
+def show_results(runs: Sequence[Run], out: Path, output: Output, *, title: str, sentences: Sequence[str] = ()) -> None:
+    """Print the table, write the report under ``out`` and say where everything is."""
+    from classgrad.report import result_table, write_report
+
+    rows = result_table(runs)
+    cells = [row.cells() for row in rows]
+    output.table(list(cells[0]), [list(line.values()) for line in cells], title=title)
+    for run in runs:
+        if run.meta["message"]:
+            output.say(f"{run.meta['algorithm']}, seed {run.meta['seed']}: {run.meta['message']}")
+    for sentence in sentences:
+        output.say(sentence)
+    paths = write_report(runs, out, title=title)
+    output.say(f"report   {paths[0]}")
+    output.say(f"figures  {', '.join(str(path) for path in paths if path.suffix == '.png')}")
+    output.document(
+        {
+            "results": [_facts(row) for row in rows],
+            "sentences": sentences,
+            "runs": [{key: run.meta[key] for key in _RUN_FACTS} for run in runs],
+            "out": str(out),
+            "files": [str(path) for path in paths],
+        }
+    )
+
+
+def _facts(row: ResultRow) -> dict[str, Any]:
+    summary = None if row.summary is None else row.summary.to_json()
+    return {"data": row.data, "algorithm": row.algorithm, "summary": summary, "notes": row.notes}
+
+
+def file_name(data: str) -> str:
+    """Name the folder of a data set: the recipe's name, or that of one's own file without its ending."""
+    return Path(data).stem or "data"
+
+
+def train_algorithms(algorithms: Sequence[str], source: str, seeds: Sequence[int], options: TrainingOptions) -> None:
+    """Train several algorithms alike on one data set, print and write the results."""
+    output, settings = options.output, options.settings()
+    first = RunSpec(data=source, algorithm=algorithms[0], **settings)  # bad settings are found before data is read
+    dataset = load_data(first, data_dir=options.data_dir, progress=output.talks)
+    settings.setdefault("model", default_model(dataset))
+    folder = options.out or Path("runs") / file_name(source)
+    experiment = Experiment(
+        [RunSpec(data=source, algorithm=name, seed=seed, **settings) for name in algorithms for seed in seeds],
+        folder,
+        options.data_dir,
+        options.workers,
+        options.resume,
+        options.overwrite,
+        options.tensorboard,
+    )
+    runs = run_experiment(experiment, output, {source: dataset.classes})
+    show_results(runs, folder, output, title=f"{dataset.name}, {dataset.rho:.3g}:1")
+    for job in experiment.jobs:
+        output.say(f"run      {job.out_dir}")
+
+
+def default_model(dataset: Dataset) -> str:
+    """Name the network that is taken where none is asked for."""
+    return "simple_cnn" if dataset.preprocessing.images and min(dataset.preprocessing.shape[1:]) >= 4 else "mlp"
