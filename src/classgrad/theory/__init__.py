@@ -13,7 +13,7 @@
 docs/theory.md explains every statement.
 """
 
-from classgrad.theory._analysis import RunAnalysis, analyze_run, seen_smoothness
+from classgrad.theory._analysis import RunAnalysis, analyze_run
 from classgrad.theory._check import THEOREMS, CheckRow, Theorem, check
 from classgrad.theory._conditions import gd_margin, largest_step, pcn_margin, rule_weights, worst_ratio
 from classgrad.theory._constants import (
@@ -134,7 +134,6 @@ __all__ = [
     "rule_weights",
     "sampled_projections",
     "second_steps",
-    "seen_smoothness",
     "softmax_constants",
     "tightness",
     "worst_ratio",

@@ -10,10 +10,11 @@ from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad, vmap
+from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 
 from classgrad._errors import InputError
+from classgrad.gradients import ClassGradients
 from classgrad.theory._records import Constant
 
 Losses = Callable[[Tensor], Tensor]
@@ -52,17 +53,14 @@ def class_gradients(losses: Losses, x: Tensor) -> Tensor:
 def example_gradients(
     model: nn.Module, inputs: Tensor, labels: Tensor, loss: ExampleLoss | None = None, *, chunk: int = 64
 ) -> Tensor:
-    """Gradients of single examples, shape (examples, D), ``chunk`` of them at a time."""
+    """Gradients of single examples, shape (examples, D), ``chunk`` at a time: each example is a class of its own."""
     example_loss = loss or _cross_entropy
-
-    def single(x: Tensor, z: Tensor, y: Tensor) -> Tensor:
-        outputs = functional_call(model, _unflattened(model, x), (z.unsqueeze(0),))
-        return example_loss(outputs, y.unsqueeze(0)).squeeze(0)
-
-    gradients: Tensor = vmap(grad(single), in_dims=(None, 0, 0), chunk_size=chunk)(
-        flat_parameters(model), inputs, labels
-    )
-    return gradients
+    rows = []
+    with ClassGradients(model) as grads:
+        for x, y in zip(torch.split(inputs, chunk), torch.split(labels, chunk), strict=True):
+            table = grads.gradients(example_loss(model(x), y), torch.arange(len(y), device=y.device))
+            rows.append(table.matrix * len(y))
+    return torch.cat(rows)
 
 
 def estimate_smoothness(

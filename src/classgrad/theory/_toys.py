@@ -39,14 +39,25 @@ def conflict(angle: float = 120.0, imbalance: float = 7.0) -> Quadratics:
     return Quadratics(share, centers, torch.zeros(2, dtype=torch.float64))
 
 
-def logistic(counts: Sequence[int] = (140, 20), separation: float = 2.0, dimension: int = 3, seed: int = 0) -> Examples:
-    """Logistic regression with an intercept on two Gaussian classes, ``separation`` standard deviations apart."""
+def logistic(
+    counts: Sequence[int] = (140, 20),
+    separation: float = 4.0,
+    dimension: int = 3,
+    common: float = 3.0,
+    seed: int = 0,
+) -> Examples:
+    """Logistic regression on two Gaussian classes, ``separation`` standard deviations apart.
+
+    All inputs share one more coordinate of the value ``common``, the intercept. Where it is larger than half the
+    separation the two class gradients conflict at the start, though the classes can be told apart: the minority's loss
+    rises under GD, and falls later.
+    """
     if len(counts) != 2:
         raise InputError(f"Parameter `counts` should be two numbers of examples. Found {list(counts)}.")
     labels, noise = _drawn(counts, dimension, seed)
     side = 1 - 2 * labels.double()
     noise[:, 0] += side * separation / 2
-    inputs = torch.cat([noise, torch.ones(len(labels), 1, dtype=torch.float64)], dim=1)
+    inputs = torch.cat([noise, torch.full((len(labels), 1), common, dtype=torch.float64)], dim=1)
     return Examples("logistic", inputs, side, labels, torch.zeros(dimension + 1, dtype=torch.float64))
 
 
