@@ -98,21 +98,15 @@ class _Table:
     def append(self, step: int, values: Mapping[str, Value]) -> None:
         if self._axis in values or not self._last < step:
             raise InputError(f"Parameter `step` should come once and rise from 0 on. Found {step} after {self._last}.")
+        rows = self._checked({self._axis: step, **values})
         self._rows += 1
         self._last = step
-        self.amend({self._axis: step, **values})
+        self._keep(rows)
 
     def amend(self, values: Mapping[str, Value]) -> None:
         if self._rows == 0:
             raise InputError("Parameter `values` should belong to a point; call `point` first.")
-        for name, value in values.items():
-            row = _as_tensor(name, value)
-            shape = self._shapes.setdefault(name, row.shape)
-            if row.shape != shape:
-                raise InputError(f"Series {name!r} should keep its shape {tuple(shape)}. Found {tuple(row.shape)}.")
-            self._late[name][self._rows - 1] = row
-        if self._rows % _SETTLE_EVERY == 0:
-            self._settle()
+        self._keep(self._checked(values))
 
     def arrays(self) -> dict[str, Array]:
         self._settle()
@@ -124,6 +118,21 @@ class _Table:
         self._shapes[name] = torch.Size(values.shape[1:])
         if name == self._axis:
             self._last = int(values[-1])
+
+    def _checked(self, values: Mapping[str, Value]) -> dict[str, Tensor]:
+        rows = {name: _as_tensor(name, value) for name, value in values.items()}
+        for name, row in rows.items():
+            shape = self._shapes.get(name, row.shape)
+            if row.shape != shape:
+                raise InputError(f"Series {name!r} should keep its shape {tuple(shape)}. Found {tuple(row.shape)}.")
+        return rows
+
+    def _keep(self, rows: Mapping[str, Tensor]) -> None:
+        for name, row in rows.items():
+            self._shapes[name] = row.shape
+            self._late[name][self._rows - 1] = row
+        if self._rows % _SETTLE_EVERY == 0:
+            self._settle()
 
     def _settle(self) -> None:
         """Bring tensors over from their device, one transfer for each series rather than for each row."""

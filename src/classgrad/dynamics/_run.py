@@ -29,7 +29,7 @@ EVERY = "every/"
 """What the names of series measured at every step begin with."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Run:
     """What was measured along one training run: plain settings and arrays, everything else derived when read.
 
@@ -64,9 +64,14 @@ class Run:
             expected = (len(self.classes),) * classes_axes
             if self.series[name].shape[1:] != expected:
                 raise InputError(
-                    f"series {name!r}: must have shape (points, {', '.join(map(str, expected))}) for "
-                    f"{len(self.classes)} classes, found {self.series[name].shape}"
+                    f"Series {name!r} should have shape (points, {', '.join(map(str, expected))}) for "
+                    f"{len(self.classes)} classes. Found {self.series[name].shape}."
                 )
+
+    def __repr__(self) -> str:
+        given = {key: self.meta[key] for key in ("data", "algorithm", "seed", "status") if key in self.meta}
+        described = "".join(f"{key}={value!r}, " for key, value in given.items())
+        return f"Run({described}points={len(self.steps)}, last_step={self.steps[-1]})"
 
     def __contains__(self, name: str) -> bool:
         return name in self.series
@@ -77,7 +82,7 @@ class Run:
             return self.series[name]
         except KeyError:
             raise InputError(
-                f"series {name!r}: was not measured in this run, which has {', '.join(sorted(self.series))}"
+                f"Series {name!r} should have been measured in this run. Found {', '.join(sorted(self.series))}."
             ) from None
 
     @property
@@ -227,28 +232,31 @@ def _tensor(values: Array) -> Tensor:
 def _check_meta(meta: Mapping[str, Any]) -> None:
     classes, counts = meta.get("classes"), meta.get("counts")
     if not isinstance(classes, list) or not classes or not all(isinstance(name, str) for name in classes):
-        raise InputError(f"meta: 'classes' must be a list of class names, found {classes!r}")
+        raise InputError(f"Parameter `meta` should list the names of the classes under 'classes'. Found {classes!r}.")
     if not isinstance(counts, list) or len(counts) != len(classes):
-        raise InputError(f"meta: 'counts' must list one number of examples for each of {len(classes)} classes")
+        raise InputError(
+            f"Parameter `meta` should list the training examples of each of {len(classes)} classes under 'counts'. "
+            f"Found {counts!r}."
+        )
     if not all(type(count) is int and count >= 0 for count in counts):
-        raise InputError(f"meta: 'counts' must be whole numbers of at least 0, found {counts!r}")
+        raise InputError(f"Parameter `meta` should have whole numbers from 0 on under 'counts'. Found {counts!r}.")
     status = meta.get("status", "finished")
     if status not in STATUSES:
-        raise InputError(f"meta: 'status' must be one of {', '.join(STATUSES)}, found {status!r}")
+        raise InputError(f"Parameter `meta` should have one of {', '.join(STATUSES)} under 'status'. Found {status!r}.")
 
 
 def _check_axis(series: Mapping[str, Array], axis: str, members: Mapping[str, Array]) -> None:
     steps = series.get(axis)
     if steps is None or steps.ndim != 1 or steps.dtype != np.int64 or len(steps) == 0:
         found = "nothing" if steps is None else f"{steps.dtype} of shape {steps.shape}"
-        raise InputError(f"series {axis!r}: must be one row of int64 steps, at least one, found {found}")
+        raise InputError(f"Series {axis!r} should be one row of int64 steps, at least one. Found {found}.")
     if steps[0] < 0 or (np.diff(steps) <= 0).any():
-        raise InputError(f"series {axis!r}: must be increasing steps from 0 on, found {steps.tolist()[:8]} ...")
+        raise InputError(f"Series {axis!r} should rise from 0 on. Found {steps.tolist()[:8]} ...")
     for name, values in members.items():
         if values.ndim == 0 or len(values) != len(steps) or values.dtype not in (np.float64, np.int64):
             raise InputError(
-                f"series {name!r}: must be float64 or int64 with {len(steps)} rows, as {axis!r} has, "
-                f"found {values.dtype} of shape {values.shape}"
+                f"Series {name!r} should be float64 or int64 with {len(steps)} rows, as {axis!r} has. "
+                f"Found {values.dtype} of shape {values.shape}."
             )
 
 

@@ -71,7 +71,7 @@ def load_run(path: str | Path) -> Run:
     try:
         return Run(header["meta"], arrays)
     except InputError as error:
-        raise InputError(f"Run file {path}: {error}") from error
+        raise InputError(f"Run file {path} does not fit together: {error}") from error
 
 
 def _write_array(archive: zipfile.ZipFile, name: str, values: Array) -> None:
