@@ -128,15 +128,22 @@ def _header(pil: Any, path: Path) -> tuple[Size, str]:
     with pil.open(path) as image:
         if image.mode not in _GREY | _COLOUR:
             raise ValueError(f"images of mode {image.mode} are not read, convert it to 8 bits a channel")
-        turned = image.getexif().get(_ORIENTATION, 1) >= 5  # as cameras mark pictures taken on their side
-        return (image.width, image.height) if turned else (image.height, image.width), image.mode
+        size = (image.height, image.width)
+        return size[::-1] if _orientation(image) >= 5 else size, image.mode
+
+
+def _orientation(image: Any) -> int:
+    """Return how the camera was held: 1 for upright, 5 and above for on its side."""
+    marked = "exif" in image.info or image.format == "TIFF"  # to ask further would decode every PNG
+    return int(image.getexif().get(_ORIENTATION, 1)) if marked else 1
 
 
 def _pixels(path: Path, size: Size, channels: int) -> Images:
     """One image as (channels, height, width), upright."""
     pil = lab_module("PIL.Image", "reading images")
     with pil.open(path) as image:
-        upright = lab_module("PIL.ImageOps", "reading images").exif_transpose(image)
+        turn = lab_module("PIL.ImageOps", "reading images").exif_transpose
+        upright = turn(image) if _orientation(image) > 1 else image
         plain = upright.convert("L" if channels == 1 else "RGB")
         if (plain.height, plain.width) != size:
             plain = plain.resize((size[1], size[0]), pil.Resampling.BICUBIC, reducing_gap=3.0)

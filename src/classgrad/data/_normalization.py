@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -13,7 +14,7 @@ _CHUNK = 4096
 def moments(x: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Mean and population standard deviation: of each channel, on the scale 0..1, or of each feature.
 
-    Images are summed as integers, so the result is the same on every machine. What never varies gets a standard
+    Images are counted in integers, so the result is the same on every machine. What never varies gets a standard
     deviation of 1: it then becomes 0 and not infinite.
 
     >>> moments(torch.tensor([[[[0]], [[7]]], [[[255]], [[7]]]], dtype=torch.uint8))
@@ -24,16 +25,15 @@ def moments(x: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
 
 
 def _image_moments(x: Tensor) -> tuple[list[float], list[float]]:
-    total = torch.zeros(x.shape[1], dtype=torch.int64)
-    squares = torch.zeros(x.shape[1], dtype=torch.int64)
+    histograms = np.zeros((x.shape[1], 256), dtype=np.int64)
     for chunk in torch.split(x, _CHUNK):
-        values = chunk.to(torch.int64)
-        total += values.sum(dim=(0, 2, 3))
-        squares += values.square_().sum(dim=(0, 2, 3))
+        for channel, histogram in enumerate(histograms):
+            histogram += np.bincount(chunk[:, channel].reshape(-1).numpy(), minlength=256)
+    levels = np.arange(256)
     n = x.numel() // x.shape[1]
-    sums, sums_of_squares = total.tolist(), squares.tolist()
+    sums, squares = (histograms @ levels).tolist(), (histograms @ levels**2).tolist()
     mean = [s / (255 * n) for s in sums]
-    variance = [(n * q - s * s) / (255 * n) ** 2 for s, q in zip(sums, sums_of_squares, strict=True)]
+    variance = [(n * q - s * s) / (255 * n) ** 2 for s, q in zip(sums, squares, strict=True)]
     return mean, variance
 
 
