@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from classgrad._errors import InputError
-from classgrad.gradients._combine import Terms
+from classgrad.gradients._combine import Reference, Terms
 from classgrad.gradients._layout import ClassLayout
 from classgrad.gradients._terms import Dense, Memory, Term, promote
 
@@ -21,17 +21,17 @@ class Accumulator:
         self._losses: dict[int, Tensor] = {}
         self._counts: dict[int, int] = {}
 
-    def add(self, terms: Terms, losses: Tensor, layout: ClassLayout) -> None:
-        """Add a micro-batch: its terms hold class gradients divided by its size, ``losses`` are its f^(l)."""
-        n = layout.examples
+    def add(self, terms: Terms, losses: Tensor, layout: ClassLayout, seed: Tensor | float) -> None:
+        """Add a micro-batch: its terms hold ``seed`` times the sums of a class, ``losses`` are its f^(l)."""
         for position, label in enumerate(layout.classes.tolist()):
             self._counts[label] = self._counts.get(label, 0) + layout.sizes[position]
-            self._losses[label] = self._losses.get(label, losses.new_zeros(())) + losses[position] * n
+            total = losses[position] * layout.examples
+            self._losses[label] = self._losses[label] + total if label in self._losses else total
             if not layout.sizes[position]:
                 continue
             sums = self._sums.setdefault(label, {})
             for p, term in terms.items():
-                gradient = promote(term.dense(position, position + 1)[0]) * n
+                gradient = promote(term.dense(position, position + 1)[0]) / seed
                 if p in sums:
                     sums[p] += gradient
                 elif self._memory.take(gradient.numel() * gradient.element_size()):
@@ -46,8 +46,7 @@ class Accumulator:
         """Return the sums as terms, f^(l) over everything seen, and the layout of all classes."""
         labels = sorted(self._counts)
         counts = torch.tensor([self._counts[label] for label in labels], dtype=torch.int64)
-        total = max(1, int(counts.sum()))
-        losses = torch.stack([self._losses[label] for label in labels]) / total if labels else torch.zeros(0)
+        losses = torch.stack([self._losses[label] for label in labels]) / int(counts.sum())
         index = torch.repeat_interleave(torch.arange(len(labels)), counts)
         layout = ClassLayout(torch.tensor(labels, dtype=torch.int64, device=losses.device), index.to(losses.device))
         reached = dict.fromkeys(p for sums in self._sums.values() for p in sums)
@@ -58,11 +57,11 @@ class Accumulator:
             terms[p] = Dense(torch.stack([torch.zeros_like(like) if r is None else r for r in rows]), self._memory)
         return terms, losses, layout
 
-    def units(self) -> dict[int, dict[nn.Parameter, Tensor]]:
-        """Return each class's sum as a unit vector over all parameters; classes with a zero gradient are left out."""
+    def units(self) -> Reference:
+        """Return each class's sum as a unit vector over all parameters, or as nothing where it has no direction."""
         out = {}
         for label, sums in self._sums.items():
-            norm = torch.stack([s.square().sum() for s in sums.values()]).sum().sqrt()
-            if norm > 0 and norm.isfinite():
-                out[label] = {p: s / norm for p, s in sums.items()}
+            norm = torch.stack([s.square().sum() for s in sums.values()]).sum().sqrt() if sums else torch.zeros(())
+            usable = bool(norm > 0) and bool(norm.isfinite())
+            out[label] = {p: s / norm for p, s in sums.items()} if usable else {}
         return out

@@ -4,30 +4,18 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
 
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from classgrad._errors import InputError
 from classgrad.gradients._capture import Call
+from classgrad.gradients._graph import Graph
 from classgrad.gradients._joint import gradients_of
 from classgrad.gradients._layout import ClassLayout
 from classgrad.gradients._registry import rule_of
 
-_PASSES_ON = frozenset({"TBackward0", "ToCopyBackward0", "PermuteBackward0", "TransposeBackward0"})
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What an audit found: which parameters have to fall back, and what mixes examples."""
-
-    rest: frozenset[int]
-    """Ids of parameters with a use that no layer rule covers."""
-    mixer: str | None
-    """The name of a layer behind which examples are mixed."""
+Calls = Sequence[tuple[GradientEdge, Call]]
 
 
 def mixing_layer(model: nn.Module, names: dict[nn.Module, str], declared: tuple[type[nn.Module], ...]) -> str | None:
@@ -39,23 +27,10 @@ def mixing_layer(model: nn.Module, names: dict[nn.Module, str], declared: tuple[
     return None
 
 
-def audit(
-    losses: Tensor,
-    layout: ClassLayout,
-    calls: Sequence[tuple[GradientEdge, Call]],
-    parameters: Sequence[nn.Parameter],
-    names: dict[nn.Module, str],
-) -> Plan:
-    """Look through the graph once; costs one extra backward pass.
-
-    ``calls`` are those a layer rule applies to. Two things are checked that no layer type can tell: that a layer's
-    parameters are used nowhere else in the graph, and that the output gradient of an example comes, at every layer,
-    from its own class alone.
-    """
-    uses = _uses(losses)
+def uncovered(graph: Graph, calls: Calls, parameters: Sequence[nn.Parameter]) -> frozenset[int]:
+    """Return the ids of the parameters with a use that is no call of a layer with a rule."""
     covered = Counter(id(p) for _, call in calls for p in covered_parameters(call.module).values())
-    rest = frozenset(id(p) for p in parameters if uses[id(p)] > covered[id(p)])
-    return Plan(rest, _mixed(losses, layout, calls, names))
+    return frozenset(id(p) for p in parameters if graph.uses[id(p)] > covered[id(p)])
 
 
 def covered_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
@@ -65,43 +40,23 @@ def covered_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
     return {name: parameter for name, parameter in own if parameter is not None}
 
 
-def _uses(losses: Tensor) -> Counter[int]:
-    """Count how many operations of the graph use each parameter, seeing through transposes and casts of it."""
-    consumers: dict[Any, int] = {}
-    edges: list[tuple[Any, Any]] = []
-    seen = {losses.grad_fn}
-    queue: list[Any] = [losses.grad_fn]
-    while queue:
-        node = queue.pop()
-        if "CheckpointFunction" in node.name():
-            raise InputError(
-                "Gradient checkpointing should use torch.utils.checkpoint with use_reentrant=False; the reentrant kind "
-                "hides its layers from autograd."
-            )
-        for child, _ in node.next_functions:
-            if child is None:
-                continue
-            consumers[child] = consumers.get(child, 0) + 1
-            edges.append((node, child))
-            if child not in seen:
-                seen.add(child)
-                queue.append(child)
-    uses: Counter[int] = Counter()
-    for node, child in edges:
-        if hasattr(child, "variable"):
-            uses[id(child.variable)] += consumers.get(node, 1) if node.name() in _PASSES_ON else 1
-    return uses
+def mixed_behind(losses: Tensor, layout: ClassLayout, calls: Calls, names: dict[nn.Module, str]) -> str | None:
+    """Return the name of a layer behind which examples are mixed, so that rows of its output are not examples.
 
-
-def _mixed(
-    losses: Tensor, layout: ClassLayout, calls: Sequence[tuple[GradientEdge, Call]], names: dict[nn.Module, str]
-) -> str | None:
-    """Send the losses of half of the classes back; no example of another class may feel it at any layer."""
-    if len(layout) < 2 or not calls:
-        return None
-    chosen = layout.index % 2 == 0
-    gradients = gradients_of(losses, [edge for edge, _ in calls], chosen.to(losses.dtype), retain_graph=True)
-    for (_, call), gradient in reversed(list(zip(calls, gradients, strict=True))):
-        if gradient is not None and bool((gradient[~chosen] != 0).any()):
-            return f"{names[call.module]} ({type(call.module).__name__})"
+    The losses of some classes are sent back; no example of another class may feel it at any layer. Two sets of classes
+    for each binary digit of a class's position tell every class from every other, in both directions.
+    """
+    edges = [edge for edge, _ in calls]
+    for digit in range((len(layout) - 1).bit_length() if calls else 0):
+        for side in (0, 1):
+            chosen = (layout.index >> digit) % 2 == side
+            gradients = gradients_of(losses, edges, chosen.to(losses.dtype), retain_graph=True)
+            for (_, call), gradient in reversed(list(zip(calls, gradients, strict=True))):
+                if gradient is not None and _felt(gradient[~chosen]):
+                    return f"{names[call.module]} ({type(call.module).__name__})"
     return None
+
+
+def _felt(gradient: Tensor) -> bool:
+    """Whether anything came; an example that is not finite gives NaN for a loss that was not even asked for."""
+    return bool(((gradient != 0) & gradient.isfinite()).any())

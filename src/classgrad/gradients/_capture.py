@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 from typing import Any
 
 import torch
@@ -37,8 +37,8 @@ class Call:
 
     @property
     def input(self) -> Tensor:
-        """The layer's first input."""
-        value: Tensor = self.argument(0, "input")
+        """The layer's first input, whatever its forward calls it."""
+        value: Tensor = self.argument(0, "input", next(iter(self.kwargs.values()), None))
         return value
 
     def modified(self) -> bool:
@@ -57,49 +57,61 @@ def _saved_statistics(output: Tensor) -> tuple[Tensor, Tensor] | None:
 
 
 class _Tap(torch.autograd.Function):
-    """The identity; its node stands for the layer's output in the graph and keeps the call alive as long as that."""
+    """The identity; its node stands for the layer's output in the graph and holds the call until the step is made."""
 
     @staticmethod
-    def forward(ctx: Any, output: Tensor, call: Call, in_place: bool) -> Tensor:
+    def forward(ctx: Any, output: Tensor, call: Call) -> Tensor:
         """Return the output under a new name."""
         ctx.call = call
-        # `.data` is no view for autograd, so an in-place activation may follow; none of the layers this is used for
-        # needs its own output in its backward. For others a view makes autograd refuse what it could not check.
-        return output.data if in_place else output.view_as(output)
+        # Unlike a view this may be changed in place by what follows, and unlike `.data` it shares the version counter,
+        # so autograd still notices if the layer needs its unchanged output.
+        return output.detach()
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         """Return the gradient."""
-        return gradient, None, None
+        return gradient, None
 
 
 class Capture:
     """The calls of a model's layers that are part of a live graph."""
 
-    def __init__(self, model: nn.Module, wanted: Callable[[nn.Module], bool], in_place: Callable[[nn.Module], bool]):
+    def __init__(self, modules: Iterable[nn.Module] = (), wanted: Callable[[nn.Module], bool] = bool) -> None:
         self.closed = False
         self._nodes: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
         self._count = itertools.count()
-        self._in_place = in_place
+        # First in line: what other hooks make of the layer's output comes after it.
         self._handles: list[RemovableHandle] = [
-            module.register_forward_hook(self._hook, with_kwargs=True) for module in model.modules() if wanted(module)
+            module.register_forward_hook(self._hook, prepend=True, with_kwargs=True)
+            for module in modules
+            if wanted(module)
         ]
+
+    def __reduce__(self) -> tuple[Callable[[], Capture], tuple[()]]:
+        """Make the hooks that copies and pickles of a model carry along do nothing."""
+        return _closed, ()
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _hook(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Tensor | None:
-        if not isinstance(output, Tensor) or not output.requires_grad:
+        if self.closed or not isinstance(output, Tensor) or not output.requires_grad:
             return None
         if torch._C._current_graph_task_id() != -1:  # gradient checkpointing runs the layer again
             return None
-        tapped: Tensor = _Tap.apply(output, Call(module, args, kwargs, output), self._in_place(module))  # type: ignore[no-untyped-call]
+        tapped: Tensor = _Tap.apply(output, Call(module, args, kwargs, output))  # type: ignore[no-untyped-call]
         self._nodes[next(self._count)] = tapped.grad_fn
         return tapped
 
-    def take(self) -> list[tuple[GradientEdge, Call]]:
-        """Return the calls whose graph is still alive, in the order of the forward pass, and forget them."""
-        nodes = [node for _, node in sorted(self._nodes.items())]
-        self._nodes.clear()
+    def calls(self, graph: Container[Any]) -> list[tuple[GradientEdge, Call]]:
+        """Return the calls that are part of a graph, in the order of the forward pass."""
+        nodes = [node for _, node in sorted(self._nodes.items()) if node in graph and node.call is not None]
         return [(GradientEdge(node, 0), node.call) for node in nodes]
+
+    def release(self, graph: Container[Any]) -> None:
+        """Let go of the calls of a graph, as autograd lets go of what it saved: the losses may live on for long."""
+        for key, node in list(self._nodes.items()):
+            if node in graph:
+                node.call = None
+                del self._nodes[key]
 
     def close(self) -> None:
         """Remove the hooks."""
@@ -108,6 +120,12 @@ class Capture:
             handle.remove()
         self._handles.clear()
         self._nodes.clear()
+
+
+def _closed() -> Capture:
+    capture = Capture()
+    capture.close()
+    return capture
 
 
 def check_unmodified(calls: Iterable[Call], names: dict[nn.Module, str]) -> None:

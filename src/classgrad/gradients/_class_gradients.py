@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Literal, get_args
 
@@ -14,14 +16,25 @@ from classgrad._errors import InputError
 from classgrad.gradients import layers as layers  # enters the layer rules
 from classgrad.gradients._accumulate import Accumulator
 from classgrad.gradients._checks import check_labels, check_losses
-from classgrad.gradients._combine import Reference, Wishes, class_losses, combine, refuse, scope_of
-from classgrad.gradients._engines import Engine, Engines
-from classgrad.gradients._joint import class_passes, gradients_of, joint_terms
+from classgrad.gradients._combine import (
+    Reference,
+    Wishes,
+    class_losses,
+    combine,
+    refuse,
+    scope_of,
+    weigh_blindly,
+)
+from classgrad.gradients._engines import Engine, Engines, Plan
+from classgrad.gradients._graph import Graph, read_graph
+from classgrad.gradients._joint import all_finite, class_passes, distinct, gradients_of, joint_terms
 from classgrad.gradients._layout import ClassLayout, class_layout, declared_classes
+from classgrad.gradients._select import class_parts, examples_of, select
 from classgrad.gradients._step import Step
 from classgrad.gradients._stream import ClassStream, Direction
-from classgrad.gradients._table import GradientTable, Verification
+from classgrad.gradients._table import GradientTable, Verification, relative_errors
 from classgrad.gradients._terms import Memory
+from classgrad.gradients._write import scale_of, sparse_parameters, write
 from classgrad.rules import Normalize, Rule
 
 LossFunction = Callable[[Any, Tensor], Tensor]
@@ -79,6 +92,8 @@ class ClassGradients:
             raise InputError(f"Parameter `model` should be a torch.nn.Module. Found {type(model).__name__}.")
         if rule is not None and not isinstance(rule, Rule):
             raise InputError(f"Parameter `rule` should be a rule such as Normalize(). Found {rule!r}.")
+        if not isinstance(mixing, Sequence) or not all(isinstance(kind, type) for kind in mixing):
+            raise InputError(f"Parameter `mixing` should be a sequence of layer types. Found {mixing!r}.")
         if max_memory < 0:
             raise InputError(f"Parameter `max_memory` should be a number of bytes of at least 0. Found {max_memory!r}.")
         self.model = model
@@ -89,8 +104,10 @@ class ClassGradients:
         self._max_memory = max_memory
         self._engines = Engines(model, engine, max_memory, mixing)
         self._pending: Accumulator | ClassStream | None = None
-        self._scale: Tensor | float = 1.0
+        self._scaler: GradScaler | None = None
         self._reference: Reference | None = None
+        self._sparse = sparse_parameters(model)
+        self._close = weakref.finalize(self, self._engines.close)
 
     def __enter__(self) -> ClassGradients:
         return self
@@ -101,8 +118,8 @@ class ClassGradients:
         self.close()
 
     def close(self) -> None:
-        """Remove the hooks from the model; the object is of no use afterwards."""
-        self._engines.close()
+        """Remove the hooks from the model, as dropping the object does too; it is of no use afterwards."""
+        self._close()
 
     @property
     def parameters(self) -> list[nn.Parameter]:
@@ -119,33 +136,29 @@ class ClassGradients:
         """
         if self.engine == "split":
             raise InputError("Engine 'split' runs the forward itself; use backward_through(loss_fn, x, y).")
-        layout, calls = self._enter(losses, y)
-        scale = _scale_of(scaler, losses)
+        layout = self._enter(losses, y)
         if not layout.examples:
             return self._nothing(losses, layout)
-        seed = scale / layout.examples
+        scale = scale_of(scaler, losses)
         f = class_losses(losses, layout)
-        with _plainly(losses):
+        with self._graph(losses) as graph:
             if self._plain(f):
-                step, direction = self._sum(losses, layout, f, seed)
-            elif self._streams(losses, layout, calls):
-                step, direction = self._stream_classes(losses, layout, seed, scale)
-            else:
-                parameters = self.parameters
-                terms = self._engines.terms(losses, layout, calls, parameters, seed)
-                scopes = dict(zip(parameters, scope_of(parameters, self.model, self.rule), strict=True))
-                step, direction = combine(
-                    terms,
-                    [scopes[p] for p in terms],
-                    self.rule,
-                    f,
-                    layout,
-                    self._wishes,
-                    factor=scale,
-                    target=scale,
-                    reference=self._reference,
-                )
-            return self._write(step, direction, scaler)
+                return write(*self._sum(losses, layout, f, scale), self._sparse, scaler)
+            plan = self._engines.plan(losses, layout, graph, self.parameters)
+            if self._streams(plan, layout):
+                return write(*self._stream_classes(losses, layout, scale), self._sparse, scaler, scale)
+            step, direction = combine(
+                self._engines.terms(losses, layout, plan, self.parameters, scale / layout.examples),
+                scope_of(self.parameters, self.model, self.rule),
+                self.rule,
+                f,
+                layout,
+                self._wishes,
+                factor=scale,
+                target=scale,
+                reference=self._reference,
+            )
+            return write(step, direction, self._sparse, scaler)
 
     def accumulate(
         self, losses: Tensor, y: Tensor, *, scaler: GradScaler | None = None, total: int | None = None
@@ -156,51 +169,47 @@ class ClassGradients:
         one gradient per class. If micro-batches hold one class each and come class by class, give the number of
         examples of the whole step as ``total``: then two gradients are kept, whatever the number of classes.
         """
-        layout, calls = self._enter(losses, y)
+        layout = self._enter(losses, y)
         if not layout.examples:
             return
-        self._scale = _scale_of(scaler, losses)
-        parameters = self.parameters
-        with _plainly(losses):
-            if total is None:
-                accumulator = self._begin(Accumulator, lambda: Accumulator(self._max_memory))
-                seed = self._scale / layout.examples
-                terms = self._engines.terms(losses, layout, calls, parameters, seed)
-                accumulator.add(terms, class_losses(losses, layout), layout)
-                return
-            present = [label for label, size in zip(layout.classes.tolist(), layout.sizes, strict=True) if size]
-            if len(present) > 1:
-                raise InputError(
-                    f"Parameter `y` should hold one class per micro-batch when `total` is given. Found {len(present)}."
-                )
-            stream = self._begin(ClassStream, lambda: self._stream(total))
-            seeds = torch.ones_like(losses) * (self._scale / total)
-            stream.add(present[0], losses, gradients_of(losses, parameters, seeds, retain_graph=False))
+        scale = scale_of(scaler, losses)
+        pending = self._begin(total)
+        self._scaler = scaler
+        try:
+            with self._graph(losses) as graph:
+                if isinstance(pending, Accumulator):
+                    self._add(pending, losses, layout, graph, scale)
+                else:
+                    label = _only_class(layout)
+                    seeds = torch.ones_like(losses) * (scale / pending.total)
+                    gradients = gradients_of(losses, self.parameters, seeds, retain_graph=False)
+                    pending.add(label, losses, gradients, scale)
+        except BaseException:
+            self._pending = None  # what is there is not a sum of whole micro-batches
+            raise
 
     def finalize(self, *, scaler: GradScaler | None = None) -> Step:
-        """Make the step of all micro-batches since the last one."""
+        """Make the step of all micro-batches since the last one, under the scaler they were given."""
         pending, self._pending = self._pending, None
         if pending is None:
             raise InputError("finalize() should follow at least one accumulate() with examples. Found none.")
+        scaler = self._scaler if scaler is None else scaler
         with torch.no_grad():
             if isinstance(pending, ClassStream):
                 step, direction = pending.finish()
-                return self._write(step, direction, scaler)
-            terms, losses, layout = pending.finish()
-            parameters = self.parameters
-            scopes = dict(zip(parameters, scope_of(parameters, self.model, self.rule), strict=True))
-            step, direction = combine(
-                terms,
-                [scopes[p] for p in terms],
-                self.rule,
-                losses,
-                layout,
-                self._wishes,
-                factor=self._scale * layout.examples,
-                target=self._scale,
-                reference=self._reference,
-            )
-            return self._write(step, direction, scaler)
+            else:
+                terms, losses, layout = pending.finish()
+                step, direction = combine(
+                    terms,
+                    scope_of(self.parameters, self.model, self.rule),
+                    self.rule,
+                    losses,
+                    layout,
+                    self._wishes,
+                    factor=layout.examples,
+                    reference=self._reference,
+                )
+            return write(step, direction, self._sparse, scaler, scale_of(scaler, step.losses))
 
     def backward_through(
         self,
@@ -214,95 +223,134 @@ class ClassGradients:
         """Run the forward too: ``loss_fn(x, y)`` returns one loss per example.
 
         Engine ``split`` runs it class by class. So does every engine when ``chunk`` is given: at most that many
-        examples of one class at a time, which streams a full batch through two gradient buffers.
+        examples of one class at a time, which streams a full batch through two gradient buffers. Then ``x`` is a
+        tensor, or tuples, lists and dicts of tensors, with the examples in the first dimension.
         """
         if chunk is not None and chunk < 1:
             raise InputError(f"Parameter `chunk` should be at least 1. Found {chunk!r}.")
         if self.engine != "split" and chunk is None:
             return self.backward(loss_fn(x, y), y, scaler=scaler)
-        y = check_labels(y, len(x), y.device if isinstance(y, Tensor) else torch.device("cpu"))
+        y = check_labels(y, examples_of(x), y.device if isinstance(y, Tensor) else torch.device("cpu"))
         layout = class_layout(y, self._classes)
-        order = y.argsort(stable=True)
-        streams = self.rule.separable and not self._wishes.gram
-        for first, last in layout.bounds:
-            for start in range(first, last, chunk or max(1, last - first)):
-                part = order[start : min(last, start + chunk) if chunk else last]
-                losses = loss_fn(x[part.to(x.device)], y[part])
-                self.accumulate(losses, y[part], scaler=scaler, total=len(y) if streams else None)
-        return self.finalize(scaler=scaler) if len(y) else self._nothing(torch.zeros(0), layout)
+        if not layout.examples:
+            return self._nothing(torch.zeros(0, device=y.device), layout)
+        total = layout.examples if self.rule.separable and not self._wishes.gram else None
+        outer, self._pending = self._pending, None
+        try:
+            for part in class_parts(y, layout, chunk):
+                self.accumulate(loss_fn(select(x, part), y[part]), y[part], scaler=scaler, total=total)
+            return self.finalize(scaler=scaler)
+        finally:
+            self._pending = outer
 
     def gradients(self, losses: Tensor, y: Tensor) -> GradientTable:
         """Return the class gradients themselves; ``p.grad`` is left alone."""
-        layout, calls = self._enter(losses, y)
-        with _plainly(losses):
-            return self._table(losses, layout, calls, keep_graph=False)
+        layout = self._enter(losses, y)
+        needed = len(layout) * sum(p.numel() * p.element_size() for p in self.parameters)
+        if needed > self._max_memory:
+            raise InputError(
+                f"Parameter `max_memory` should allow for the {needed} bytes of {len(layout)} class gradients. "
+                f"Found {self._max_memory}."
+            )
+        with self._graph(losses) as graph:
+            plan = self._engines.plan(losses, layout, graph, self.parameters)
+            terms = self._engines.terms(losses, layout, plan, self.parameters, 1 / max(1, layout.examples))
+            named = {
+                name: terms[p].dense(0, len(layout)) if p in terms else p.new_zeros(len(layout), *p.shape)
+                for name, p in self.model.named_parameters()
+                if p.requires_grad
+            }
+        return GradientTable(layout.classes, layout.counts, class_losses(losses, layout), named)
 
     def refresh(self, loss_fn: LossFunction, batches: Iterable[tuple[Any, Tensor]]) -> None:
         """Take the class gradients over all ``batches`` as the full-batch ones that ``Rescale`` projects on.
 
         ``loss_fn(x, y)`` returns one loss per example of a batch. They stay in use until the next call.
         """
-        accumulator = Accumulator(self._max_memory)
+        sums = Accumulator(self._max_memory)
         for x, y in batches:
-            losses = loss_fn(x, y)
-            layout, calls = self._enter(losses, y)
-            if layout.examples:
-                with _plainly(losses):
-                    terms = self._engines.terms(losses, layout, calls, self.parameters, 1 / layout.examples)
-                    accumulator.add(terms, class_losses(losses, layout), layout)
+            self._add_batch(sums, loss_fn(x, y), y)
         with torch.no_grad():
-            self._reference = accumulator.units()
+            self._reference = sums.units()
 
     def verify(self, losses_fn: LossFunction, batch: tuple[Any, Tensor]) -> Verification:
-        """Compare the engine in use with one backward pass per class, on one forward pass over ``batch`` = (x, y)."""
+        """Compare the engine in use with one backward pass per class, on ``batch`` = (x, y).
+
+        Class gradients, their norms and their sum are compared, each made the way a step would make it.
+        """
         x, y = batch
         losses = losses_fn(x, y)
-        layout, calls = self._enter(losses, y)
-        with _plainly(losses):
-            found = self._table(losses, layout, calls, keep_graph=True)
-            terms = joint_terms(losses, layout, self.parameters, 1 / max(1, layout.examples), Memory(2**62))
-            errors = {}
-            for name, p in self.model.named_parameters():
-                if p in terms:
-                    reference = terms[p].dense(0, len(layout))
-                    errors[name] = float((found.named[name] - reference).norm() / reference.norm().clamp_min(1e-300))
-        return Verification("fused" if self.engine == "auto" else self.engine, errors)
+        layout = self._enter(losses, y)
+        names = {p: name for name, p in self.model.named_parameters()}
+        with self._graph(losses) as graph:
+            plan = self._engines.plan(losses, layout, graph, self.parameters)
+            expected = joint_terms(losses, layout, self.parameters, 1.0, Memory(self._max_memory), keep_graph=True)
+            if self.engine != "split":
+                found = self._engines.terms(losses, layout, plan, self.parameters, 1.0)
+                return Verification("joint" if plan is None else "fused", relative_errors(found, expected, names))
+        sums = Accumulator(self._max_memory)
+        for part in class_parts(y, layout, None):
+            self._add_batch(sums, losses_fn(select(x, part), y[part]), y[part])
+        with torch.no_grad():
+            return Verification("split", relative_errors(sums.finish()[0], expected, names))
 
     # ------------------------------------------------------------------------------------------------------------
 
-    def _enter(self, losses: Tensor, y: Tensor) -> tuple[ClassLayout, list[Any]]:
+    def _enter(self, losses: Tensor, y: Tensor) -> ClassLayout:
         if self._engines.closed:
             raise InputError("This ClassGradients was closed; make a new one.")
         check_losses(losses)
-        labels = check_labels(y, len(losses), losses.device)
-        return class_layout(labels, self._classes), self._engines.take(len(losses))
+        return class_layout(check_labels(y, len(losses), losses.device), self._classes)
 
-    def _begin(self, kind: type[Any], make: Callable[[], Any]) -> Any:
+    @contextmanager
+    def _graph(self, losses: Tensor) -> Iterator[Graph]:
+        """Read the graph of a step; no gradients and no autocast while it is worked on, and no trace of it after."""
+        with torch.no_grad(), torch.autocast(losses.device.type, enabled=False):
+            graph = read_graph(losses)
+            try:
+                yield graph
+            finally:
+                self._engines.release(graph)
+
+    def _begin(self, total: int | None) -> Accumulator | ClassStream:
+        """Return the sums that the micro-batches of this step go to."""
         if self._pending is None:
-            self._pending = make()
-        if not isinstance(self._pending, kind):
-            raise InputError("Give `total` to all micro-batches of a step or to none.")
+            self._pending = Accumulator(self._max_memory) if total is None else self._stream(total)
+        first = self._pending.total if isinstance(self._pending, ClassStream) else None
+        if total != first:
+            raise InputError(
+                f"Parameter `total` should be the same for all micro-batches of a step. Found {first} and {total}."
+            )
         return self._pending
 
-    def _stream(self, total: int) -> ClassStream:
-        parameters = self.parameters
-        scopes = scope_of(parameters, self.model, self.rule)
-        return ClassStream(parameters, scopes, self.rule, self._wishes, total, self._scale, self._reference)
+    def _add_batch(self, sums: Accumulator, losses: Tensor, y: Tensor) -> None:
+        layout = self._enter(losses, y)
+        if layout.examples:
+            with self._graph(losses) as graph:
+                self._add(sums, losses, layout, graph, 1.0)
 
-    def _streams(self, losses: Tensor, layout: ClassLayout, calls: list[Any]) -> bool:
-        """Whether the step falls to the joint engine with a rule that can take the classes one by one."""
+    def _add(self, sums: Accumulator, losses: Tensor, layout: ClassLayout, graph: Graph, scale: Tensor | float) -> None:
+        plan = self._engines.plan(losses, layout, graph, self.parameters)
+        terms = self._engines.terms(losses, layout, plan, self.parameters, scale / layout.examples)
+        sums.add(terms, class_losses(losses, layout), layout, scale / layout.examples)
+
+    def _stream(self, total: int) -> ClassStream:
+        scopes = scope_of(self.parameters, self.model, self.rule)
+        declared = [] if self._classes is None else self._classes.tolist()
+        return ClassStream(scopes, self.rule, self._wishes, total, declared, self._reference)
+
+    def _streams(self, plan: Plan | None, layout: ClassLayout) -> bool:
+        """Whether the classes should be taken one by one: they may, and nothing shorter is possible."""
         if not self.rule.separable or self._wishes.gram:
             return False
-        return self._engines.plan(losses, layout, calls, self.parameters) is None
+        rest = [p for p in self.parameters if plan is not None and id(p) in plan.rest]
+        return plan is None or len(layout) * sum(p.numel() * p.element_size() for p in rest) > self._max_memory
 
-    def _stream_classes(
-        self, losses: Tensor, layout: ClassLayout, seed: Tensor | float, scale: Tensor | float
-    ) -> tuple[Step, Direction]:
-        self._scale = scale
+    def _stream_classes(self, losses: Tensor, layout: ClassLayout, scale: Tensor | float) -> tuple[Step, Direction]:
         stream = self._stream(layout.examples)
-        passes = class_passes(losses, layout, stream.parameters, seed, keep_graph=False)
+        passes = class_passes(losses, layout, list(stream.scopes), scale / layout.examples, keep_graph=False)
         for position, (label, gradients) in enumerate(zip(layout.classes.tolist(), passes, strict=True)):
-            stream.add(label, losses[layout.index == position], gradients)
+            stream.add(label, losses[layout.index == position], gradients, scale)
         return stream.finish()
 
     def _plain(self, f: Tensor) -> bool:
@@ -310,62 +358,34 @@ class ClassGradients:
         asked = self.rule.needs or self._wishes.norms or self._wishes.gram
         return not asked and self.rule.per == "model" and self.rule.separable and bool(f.isfinite().all())
 
-    def _sum(self, losses: Tensor, layout: ClassLayout, f: Tensor, seed: Tensor | float) -> tuple[Step, Direction]:
-        """One ordinary backward pass with each example's loss weighed as its class."""
-        step, _ = combine({}, [], self.rule, f, layout, self._wishes)
-        refuse(step, self._wishes)
-        parameters = self.parameters
-        seeds = (step.weights.to(losses) * seed)[layout.index]
-        gradients = gradients_of(losses, parameters, seeds, retain_graph=False)
-        return step, {p: g for p, g in zip(parameters, gradients, strict=True) if g is not None}
+    def _sum(self, losses: Tensor, layout: ClassLayout, f: Tensor, scale: Tensor | float) -> tuple[Step, Direction]:
+        """One ordinary backward pass with each example's loss weighed as its class.
 
-    def _table(self, losses: Tensor, layout: ClassLayout, calls: list[Any], keep_graph: bool) -> GradientTable:
-        terms = self._engines.terms(losses, layout, calls, self.parameters, 1 / max(1, layout.examples), keep_graph)
-        named = {
-            name: terms[p].dense(0, len(layout)) if p in terms else p.new_zeros(len(layout), *p.shape)
-            for name, p in self.model.named_parameters()
-            if p.requires_grad
-        }
-        return GradientTable(layout.classes, layout.counts, class_losses(losses, layout), named)
+        It does not tell the classes apart, so a gradient that is not finite leaves no direction for any of them.
+        """
+        step = weigh_blindly(self.rule, f, layout, f.isfinite())
+        parameters = self.parameters
+        seeds = (step.weights.to(losses) * (scale / layout.examples))[layout.index]
+        gradients = gradients_of(losses, parameters, seeds, retain_graph=False)
+        direction = distinct({p: g for p, g in zip(parameters, gradients, strict=True) if g is not None})
+        finite = all_finite(direction.values())
+        if losses.is_cuda or not bool(finite):
+            step = weigh_blindly(self.rule, f, layout, f.isfinite() & finite)
+            direction = {p: g.to_dense().where(finite, 0) for p, g in direction.items()}
+        refuse(step, self._wishes)
+        return step, direction
 
     def _nothing(self, losses: Tensor, layout: ClassLayout) -> Step:
         zeros = losses.new_zeros(len(layout)).detach()
-        step = Step(layout.classes, layout.counts, zeros, zeros, zeros)
+        step = Step(layout.classes, layout.counts, zeros, zeros, zeros == 0, zeros)
         refuse(step, self._wishes)
         return step
 
-    def _write(self, step: Step, direction: Direction, scaler: GradScaler | None) -> Step:
-        if scaler is not None and direction and step.norms is not None:
-            bad = ~(step.norms.isfinite() & step.losses.isfinite()).all()
-            first = next(iter(direction.values()))
-            first += torch.where(bad, first.new_full((), torch.inf), first.new_zeros(()))
-        for p, part in direction.items():
-            part = part.to(p.dtype)
-            if p.grad is None:
-                p.grad = part
-            else:
-                p.grad += part
-        return step
 
-
-def _scale_of(scaler: GradScaler | None, losses: Tensor) -> Tensor | float:
-    """Return the loss scale as a tensor on the device, without waiting for it."""
-    if scaler is None or not scaler.is_enabled():
-        return 1.0
-    scale: Tensor = scaler.scale(torch.ones((), dtype=torch.float32, device=losses.device))
-    return scale
-
-
-class _plainly:
-    """No graph and no autocast: class gradients are combined in the precision they have."""
-
-    def __init__(self, like: Tensor) -> None:
-        self._contexts = (torch.no_grad(), torch.autocast(like.device.type, enabled=False))
-
-    def __enter__(self) -> None:
-        for context in self._contexts:
-            context.__enter__()
-
-    def __exit__(self, *error: object) -> None:
-        for context in reversed(self._contexts):
-            context.__exit__(None, None, None)
+def _only_class(layout: ClassLayout) -> int:
+    present = [label for label, size in zip(layout.classes.tolist(), layout.sizes, strict=True) if size]
+    if len(present) > 1:
+        raise InputError(
+            f"Parameter `y` should hold one class per micro-batch when `total` is given. Found {len(present)}."
+        )
+    return int(present[0])

@@ -15,6 +15,7 @@ from classgrad.gradients._terms import Term
 from classgrad.rules import ClassStatistics, Rule
 
 Terms = Mapping[nn.Parameter, Term]
+Scopes = Mapping[nn.Parameter, int]
 Reference = Mapping[int, Mapping[nn.Parameter, Tensor]]
 """The full-batch class gradients by label, each of unit length over all parameters."""
 
@@ -29,26 +30,25 @@ class Wishes:
     on_nonfinite: str
 
 
-def scope_of(parameters: Sequence[nn.Parameter], model: nn.Module, rule: Rule) -> list[int]:
+def scope_of(parameters: Sequence[nn.Parameter], model: nn.Module, rule: Rule) -> Scopes:
     """Return, for each parameter, the number of the group whose statistics weigh it."""
     if rule.per == "model":
-        return [0] * len(parameters)
+        return dict.fromkeys(parameters, 0)
     if rule.per == "parameter":
-        return list(range(len(parameters)))
-    owner = {id(p): m for m, module in enumerate(model.modules()) for p in module._parameters.values()}
-    layers = [owner[id(p)] for p in parameters]
-    numbers = {layer: i for i, layer in enumerate(dict.fromkeys(layers))}
-    return [numbers[layer] for layer in layers]
+        return {p: number for number, p in enumerate(parameters)}
+    owner = {p: m for m, module in enumerate(model.modules()) for p in module._parameters.values()}
+    numbers = {layer: i for i, layer in enumerate(dict.fromkeys(owner[p] for p in parameters))}
+    return {p: numbers[owner[p]] for p in parameters}
 
 
 def class_losses(losses: Tensor, layout: ClassLayout) -> Tensor:
     """Return f^(l) = 1/n Σ over the class's examples."""
-    return layout.sum(layout.group(losses.detach())) / max(1, layout.examples)
+    return layout.sum(losses.detach()) / max(1, layout.examples)
 
 
 def combine(
     terms: Terms,
-    scopes: Sequence[int],
+    scopes: Scopes,
     rule: Rule,
     losses: Tensor,
     layout: ClassLayout,
@@ -63,28 +63,19 @@ def combine(
     ``losses`` are f^(l); ``terms`` hold ``factor`` times the class gradients; the direction comes back times
     ``target``.
     """
-    usable = (layout.counts > 0) & losses.isfinite()
-    sums = _sums_by_scope(terms, scopes, len(layout), "gram" if wishes.gram or "gram" in rule.needs else "norms")
-    norms, gram = (None, None)
-    if wishes.norms or wishes.gram or rule.needs:
-        gram = sums / (factor * factor) if sums.dim() == 3 else None
-        squares = gram.diagonal(dim1=1, dim2=2) if gram is not None else sums / (factor * factor)
-        norms = squares.clamp_min(0).sqrt()
-        total = squares.sum(0).clamp_min(0).sqrt()
-        usable = usable & total.isfinite()
-    projections = _projections(terms, reference, layout, norms, factor) if "projections" in rule.needs else None
-
+    sums = _sums_by_scope(terms, scopes, losses, "gram" if wishes.gram or "gram" in rule.needs else "norms")
+    sums = sums / (factor * factor)
+    gram = sums if sums.dim() == 3 else None
+    squares = sums if gram is None else sums.diagonal(dim1=1, dim2=2)
+    norms = squares.clamp_min(0).sqrt()
+    total = squares.sum(0).clamp_min(0).sqrt()
+    finite = losses.isfinite() & total.isfinite()
+    usable = (layout.counts > 0) & finite
+    projections = _projections(terms, reference, layout, total, factor) if "projections" in rule.needs else None
     weights = torch.stack(
         [
-            _weights(
-                rule,
-                layout,
-                usable,
-                None if norms is None else norms[s],
-                None if gram is None else gram[s],
-                projections,
-            )
-            for s in range(max(scopes, default=0) + 1)
+            _weights(rule, layout, usable & (norms[s] > 0), norms[s], None if gram is None else gram[s], projections)
+            for s in range(len(norms))
         ]
     )
     step = Step(
@@ -92,14 +83,21 @@ def combine(
         counts=layout.counts,
         losses=losses,
         weights=weights[0] if rule.per == "model" else weights,
-        norms=None if norms is None else total,
-        gram=gram.sum(0) if gram is not None else None,
+        finite=finite,
+        norms=total,
+        gram=None if gram is None else gram.sum(0),
         projections=projections,
     )
     refuse(step, wishes)
     scaled = weights * (target / factor)
-    direction = {p: term.weighted(scaled[s]) for (p, term), s in zip(terms.items(), scopes, strict=True)}
-    return step, direction
+    known_finite = not finite.is_cuda and bool(finite.all())  # a GPU is not waited for to find out
+    return step, {p: term.weighted(scaled[scopes[p]], known_finite) for p, term in terms.items()}
+
+
+def weigh_blindly(rule: Rule, losses: Tensor, layout: ClassLayout, finite: Tensor) -> Step:
+    """Return the step of a rule that needs to know nothing of the class gradients."""
+    weights = _weights(rule, layout, (layout.counts > 0) & finite)
+    return Step(layout.classes, layout.counts, losses, weights.to(losses.dtype), finite)
 
 
 def refuse(step: Step, wishes: Wishes) -> None:
@@ -118,28 +116,27 @@ def refuse(step: Step, wishes: Wishes) -> None:
             )
 
 
-def _sums_by_scope(terms: Terms, scopes: Sequence[int], classes: int, kind: str) -> Tensor:
+def _sums_by_scope(terms: Terms, scopes: Scopes, losses: Tensor, kind: str) -> Tensor:
     """Return Σ over each scope's parameters of the squared norms (S, L) or the Gram matrices (S, L, L)."""
     values = [term.gram() if kind == "gram" else term.square_norms() for term in terms.values()]
-    count = max(scopes, default=0) + 1
+    count = max(scopes.values(), default=0) + 1
     if not values:
-        return torch.zeros(count, classes, classes) if kind == "gram" else torch.zeros(count, classes)
+        return losses.new_zeros(count, *losses.shape * (2 if kind == "gram" else 1))
     stacked = torch.stack(values)
     if count == 1:
         return stacked.sum(0, keepdim=True)
-    index = torch.tensor(scopes, device=stacked.device)
+    index = torch.tensor([scopes[p] for p in terms], device=stacked.device)
     return stacked.new_zeros(count, *stacked.shape[1:]).index_add_(0, index, stacked)
 
 
 def _projections(
-    terms: Terms, reference: Reference | None, layout: ClassLayout, norms: Tensor | None, factor: Tensor | float
+    terms: Terms, reference: Reference | None, layout: ClassLayout, norms: Tensor, factor: Tensor | float
 ) -> Tensor:
     """Return p_l, the cosine between each class gradient and its reference (Eq. 8)."""
     if reference is None:
         raise InputError(
             "The rule needs full-batch class gradients and there are none yet; call `refresh(loss_fn, batches)` first."
         )
-    assert norms is not None
     labels = layout.classes.tolist()
     missing = [label for label, size in zip(labels, layout.sizes, strict=True) if size and label not in reference]
     if missing:
@@ -149,19 +146,17 @@ def _projections(
         )
     units = [reference.get(label) for label in labels]
     dots = [term.dot([None if unit is None else unit.get(p) for unit in units]) for p, term in terms.items()]
-    dot = torch.stack(dots).sum(0) / factor
-    length = norms.square().sum(0).sqrt()
-    return dot / length.where(length > 0, length.new_ones(()))
+    dot = torch.stack(dots).sum(0) / factor if dots else torch.zeros_like(norms)
+    return dot / norms.where(norms > 0, norms.new_ones(()))
 
 
 def _weights(
     rule: Rule,
     layout: ClassLayout,
-    usable: Tensor,
-    norms: Tensor | None,
-    gram: Tensor | None,
-    projections: Tensor | None,
+    active: Tensor,
+    norms: Tensor | None = None,
+    gram: Tensor | None = None,
+    projections: Tensor | None = None,
 ) -> Tensor:
-    active = usable if norms is None else usable & norms.isfinite() & (norms > 0)
     weights = rule(ClassStatistics(layout.classes, active, norms, gram, projections))
     return weights.where(active & weights.isfinite(), weights.new_zeros(()))

@@ -33,7 +33,6 @@ def fused_terms(
     Parameters of layers with a rule come from the one backward pass; those whose ids are in ``rest`` get a backward
     pass per class, for themselves alone.
     """
-    check_unmodified((call for _, call in calls), names)
     uncovered = [p for p in parameters if id(p) in rest]
     terms = joint_terms(losses, layout, uncovered, seed, memory, keep_graph=True) if uncovered else {}
     ids = {id(p) for p in parameters} - rest
@@ -41,6 +40,7 @@ def fused_terms(
         frozenset(name for name, p in covered_parameters(call.module).items() if id(p) in ids) for _, call in calls
     ]
     chosen = [(edge, call, names_) for (edge, call), names_ in zip(calls, wanted, strict=True) if names_]
+    check_unmodified((call for _, call, _ in chosen), names)
     seeds = torch.ones_like(losses) * seed
     gradients = gradients_of(losses, [edge for edge, _, _ in chosen], seeds, keep_graph)
     parts: dict[nn.Parameter, list[Term]] = {}

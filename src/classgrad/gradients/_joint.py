@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
 
 from classgrad._errors import InputError
+from classgrad.gradients._graph import REENTRANT
 from classgrad.gradients._layout import ClassLayout
 from classgrad.gradients._terms import Dense, Memory, Term
 
@@ -27,7 +28,7 @@ def class_passes(
             continue
         seeds = (layout.index == position).to(losses.dtype) * seed
         retain = keep_graph or position != present[-1]
-        yield list(gradients_of(losses, parameters, seeds, retain))
+        yield [g if g is None else g.to_dense() for g in gradients_of(losses, parameters, seeds, retain)]
 
 
 def gradients_of(
@@ -45,11 +46,26 @@ def gradients_of(
                 "run the forward again."
             ) from None
         if "Checkpointing is not compatible with .grad()" in str(error):
-            raise InputError(
-                "Gradient checkpointing should use torch.utils.checkpoint with use_reentrant=False; the reentrant kind "
-                "hides its layers from autograd."
-            ) from None
+            raise InputError(REENTRANT) from None
         raise
+
+
+def distinct(gradients: dict[nn.Parameter, Tensor]) -> dict[nn.Parameter, Tensor]:
+    """Return gradients that share no memory: autograd may give one tensor to two parameters, or expand one number."""
+    seen: set[int] = set()
+    out = {}
+    for p, gradient in gradients.items():
+        pointer = 0 if gradient.is_sparse else gradient.data_ptr()
+        shared = not gradient.is_sparse and (pointer in seen or 0 in gradient.stride())
+        out[p] = gradient.clone(memory_format=torch.contiguous_format) if shared else gradient
+        seen.add(pointer)
+    return out
+
+
+def all_finite(gradients: Iterable[Tensor]) -> Tensor:
+    """Return whether all elements of all gradients are finite, as a tensor: a GPU is not waited for."""
+    values = [g.coalesce().values() if g.is_sparse else g for g in gradients]
+    return torch.nn.utils.get_total_norm(values, torch.inf).isfinite()
 
 
 def joint_terms(

@@ -22,21 +22,19 @@ class LayerRule:
     ``terms(call, b, layout, memory, wanted)`` returns a term for each wanted parameter name;
     ``applies(call, examples)`` says whether this call is one the rule covers (examples in the first dimension, options
     it knows).
-    ``saves_output`` is True if the layer's own backward may need its output, which then must not be changed in place.
     """
 
     parameters: tuple[str, ...]
     terms: Callable[[Call, Tensor, ClassLayout, Memory, frozenset[str]], dict[str, Term]]
     applies: Callable[[Call, int], bool]
-    saves_output: bool = False
 
 
 _RULES: dict[type[nn.Module], LayerRule] = {}
 
 
 def rule_of(module: nn.Module) -> LayerRule | None:
-    """Return the rule for this module's own type; a subclass may compute anything, so it has none."""
-    return _RULES.get(type(module))
+    """Return the rule for this module's own type; a subclass or a replaced forward may compute anything: none."""
+    return None if "forward" in vars(module) else _RULES.get(type(module))
 
 
 def add_rule(layer: type[nn.Module], rule: LayerRule) -> None:
@@ -46,7 +44,7 @@ def add_rule(layer: type[nn.Module], rule: LayerRule) -> None:
 
 def leading(call: Call, examples: int) -> bool:
     """Whether the first dimension of the layer's input and output counts the examples."""
-    shape = call.input.shape
+    shape = call.input.shape if isinstance(call.input, Tensor) else ()
     return len(shape) >= 2 and len(call.shape) >= 2 and shape[0] == call.shape[0] == examples
 
 
@@ -68,6 +66,8 @@ def register_layer(layer: type[nn.Module], per_example: PerExample, parameters: 
     """
     if not (isinstance(layer, type) and issubclass(layer, nn.Module)):
         raise InputError(f"Parameter `layer` should be a subclass of torch.nn.Module. Found {layer!r}.")
+    if isinstance(parameters, str) or not parameters:
+        raise InputError(f"Parameter `parameters` should be a tuple of parameter names. Found {parameters!r}.")
 
     def terms(call: Call, b: Tensor, layout: ClassLayout, memory: Memory, wanted: frozenset[str]) -> dict[str, Term]:
         gradients = per_example(call.module, call.input, b)
@@ -79,6 +79,6 @@ def register_layer(layer: type[nn.Module], per_example: PerExample, parameters: 
                     f"The layer rule of {layer.__name__} should return per-example gradients of `{name}` with shape "
                     f"{expected}. Found {None if found is None else tuple(found.shape)}."
                 )
-        return {name: Dense(layout.sum(layout.group(gradients[name])), memory) for name in wanted}
+        return {name: Dense(layout.sum(gradients[name]), memory) for name in wanted}
 
-    add_rule(layer, LayerRule(tuple(parameters), terms, leading, saves_output=True))
+    add_rule(layer, LayerRule(tuple(parameters), terms, leading))

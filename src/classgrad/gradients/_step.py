@@ -16,15 +16,17 @@ Reason = Literal["missing", "zero", "nonfinite"]
 class Step:
     """What one call of ``backward`` or ``finalize`` saw and did; one entry per class in the order of ``classes``.
 
-    ``losses`` are f^(l) = 1/n Σ over the class's examples, ``norms`` are ‖∇f^(l)‖ (None where nothing asked for them),
-    ``gram`` is K_ij = ⟨g_i, g_j⟩ (None unless asked for) and ``weights`` those of the direction Σ_l w_l g_l written to
-    ``p.grad``. With a rule per layer or per parameter ``weights`` has one row for each of them.
+    ``losses`` are f^(l) = 1/n Σ over the class's examples, ``finite`` says whether loss and gradient of the class are,
+    ``norms`` are ‖∇f^(l)‖ (None where nothing asked for them), ``gram`` is K_ij = ⟨g_i, g_j⟩ (None unless asked for)
+    and ``weights`` those of the direction Σ_l w_l g_l written to ``p.grad``. With a rule per layer or per parameter
+    ``weights`` has one row for each of them.
     """
 
     classes: Tensor
     counts: Tensor
     losses: Tensor
     weights: Tensor
+    finite: Tensor
     norms: Tensor | None = None
     gram: Tensor | None = None
     projections: Tensor | None = None
@@ -34,14 +36,10 @@ class Step:
         """The classes that took no part in the step, each with its reason.
 
         ``"missing"``: declared but not in the batch; ``"nonfinite"``: its loss or gradient holds inf or NaN;
-        ``"zero"``: its gradient vanishes, so it has no direction.
+        ``"zero"``: its gradient vanishes, so it has no direction (told only where norms are worked out).
         """
-        finite = self.losses.isfinite()
-        zero = torch.zeros_like(finite)
-        if self.norms is not None:
-            finite = finite & self.norms.isfinite()
-            zero = self.norms == 0
-        rows = zip(self.classes.tolist(), self.counts.tolist(), finite.tolist(), zero.tolist(), strict=True)
+        zero = torch.zeros_like(self.finite) if self.norms is None else self.norms == 0
+        rows = zip(self.classes.tolist(), self.counts.tolist(), self.finite.tolist(), zero.tolist(), strict=True)
         reasons: dict[int, Reason] = {}
         for label, count, is_finite, is_zero in rows:
             if not count:

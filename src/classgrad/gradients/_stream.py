@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import torch
 from torch import Tensor, nn
 
 from classgrad._errors import InputError
-from classgrad.gradients._combine import Reference, Wishes, combine
+from classgrad.gradients._combine import Reference, Scopes, Wishes, combine, refuse
 from classgrad.gradients._layout import ClassLayout
 from classgrad.gradients._step import Step
-from classgrad.gradients._terms import Dense, Memory
+from classgrad.gradients._terms import Dense, Memory, promote
 from classgrad.rules import Rule
 
 Direction = dict[nn.Parameter, Tensor]
@@ -21,18 +21,17 @@ Direction = dict[nn.Parameter, Tensor]
 class ClassStream:
     """Sums the gradients of the class at hand and folds each finished class into the direction.
 
-    What is added is ``scale`` times the gradient of 1/total Σ losses, ``total`` being the number n of examples of all
-    classes, so that the finished sums are the class gradients and the direction comes back times ``scale``.
+    ``total`` is the number n of examples of all classes, ``scopes`` holds the parameters that take part and ``classes``
+    those that must be reported even if they never come.
     """
 
     def __init__(
         self,
-        parameters: Sequence[nn.Parameter],
-        scopes: Sequence[int],
+        scopes: Scopes,
         rule: Rule,
         wishes: Wishes,
         total: int,
-        scale: Tensor | float = 1.0,
+        classes: Sequence[int] = (),
         reference: Reference | None = None,
     ) -> None:
         if not rule.separable or wishes.gram:
@@ -40,22 +39,23 @@ class ClassStream:
                 "Classes can be streamed one by one only under a rule that weighs each by itself and without `gram`. "
                 f"Found rule {rule!r}, gram={wishes.gram}."
             )
-        self.parameters = parameters
+        if total < 1:
+            raise InputError(f"Parameter `total` should be the number of examples of the whole step. Found {total!r}.")
         self.scopes = scopes
         self.rule = rule
         self.wishes = wishes
         self.total = total
-        self.scale = scale
+        self.classes = classes
         self.reference = reference
         self.direction: Direction = {}
         self._steps: dict[int, Step] = {}
         self._label: int | None = None
         self._count = 0
-        self._loss: Tensor | None = None
+        self._loss = torch.zeros(())
         self._sums: dict[nn.Parameter, Tensor] = {}
 
-    def add(self, label: int, losses: Tensor, gradients: Sequence[Tensor | None]) -> None:
-        """Add examples of one class: their losses and the gradient of scale/total Σ losses."""
+    def add(self, label: int, losses: Tensor, gradients: Sequence[Tensor | None], scale: Tensor | float = 1.0) -> None:
+        """Add examples of one class: their losses and, for each parameter, the gradient of scale/total Σ losses."""
         if label != self._label:
             self._fold()
             if label in self._steps:
@@ -63,21 +63,19 @@ class ClassStream:
                     f"Class {label} came back after another class; with `total` given, send micro-batches class by "
                     "class."
                 )
-            self._label = label
+            self._label, self._count, self._loss, self._sums = label, 0, losses.new_zeros(()), {}
         self._count += len(losses)
-        loss = losses.detach().sum()
-        self._loss = loss if self._loss is None else self._loss + loss
-        for p, gradient in zip(self.parameters, gradients, strict=True):
+        self._loss = self._loss + losses.detach().sum()
+        for p, gradient in zip(self.scopes, gradients, strict=True):
             if gradient is None:
                 continue
-            if p in self._sums:
-                self._sums[p] += gradient
-            else:
-                self._sums[p] = gradient
+            part = promote(gradient.to_dense()) if isinstance(scale, float) else promote(gradient.to_dense()) / scale
+            # Out of place: autograd may hand out one tensor for two parameters, or one number for all elements.
+            self._sums[p] = self._sums[p] + part if p in self._sums else part
 
     def _fold(self) -> None:
         """Weigh the class at hand and add it to the direction."""
-        if self._label is None or self._loss is None:
+        if self._label is None:
             return
         device = self._loss.device
         layout = ClassLayout(
@@ -85,13 +83,11 @@ class ClassStream:
         )
         step, direction = combine(
             {p: Dense(s[None], Memory(0)) for p, s in self._sums.items()},
-            [s for p, s in zip(self.parameters, self.scopes, strict=True) if p in self._sums],
+            self.scopes,
             self.rule,
             self._loss[None] / self.total,
             layout,
-            self.wishes,
-            factor=self.scale,
-            target=self.scale,
+            replace(self.wishes, on_missing="skip", on_nonfinite="skip"),  # refused at the end, if at all
             reference=self.reference,
         )
         self._steps[self._label] = step
@@ -100,15 +96,25 @@ class ClassStream:
                 self.direction[p] += part
             else:
                 self.direction[p] = part
-        self._label, self._count, self._loss, self._sums = None, 0, None, {}
 
     def finish(self) -> tuple[Step, Direction]:
         """Return the record over all classes, in ascending order, and the direction."""
+        for label in self.classes:
+            if label != self._label and label not in self._steps:
+                self.add(label, self._loss.new_zeros(0), [None] * len(self.scopes))
         self._fold()
         steps = [self._steps[label] for label in sorted(self._steps)]
         joined = {
-            field.name: torch.cat(values, -1) if values and values[0] is not None else None
+            field.name: None if values[0] is None else torch.cat(values, -1)
             for field in fields(Step)
             for values in [[getattr(step, field.name) for step in steps]]
         }
-        return Step(**joined), self.direction  # type: ignore[arg-type]  # the first four are never None
+        step = Step(**joined)  # type: ignore[arg-type]  # the first five are never None
+        seen = int(step.counts.sum())
+        if seen != self.total:
+            raise InputError(
+                "Parameter `total` should be the number of examples of the whole step. "
+                f"Found {self.total}, but {seen} came."
+            )
+        refuse(step, self.wishes)
+        return step, self.direction

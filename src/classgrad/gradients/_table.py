@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+
+from classgrad.gradients._combine import Terms
+from classgrad.gradients._terms import Term
 
 
 @dataclass(frozen=True)
@@ -34,7 +38,8 @@ class GradientTable:
 class Verification:
     """How far the engine in use is from one backward pass per class, on a batch.
 
-    ``errors`` are ‖G − G_ref‖ / ‖G_ref‖ per parameter, G holding the class gradients of all classes.
+    ``errors`` are relative errors per parameter: the largest of those of the class gradients, their norms and their
+    sum, each over all classes together.
     """
 
     engine: str
@@ -48,3 +53,18 @@ class Verification:
     def __str__(self) -> str:
         worst = max(self.errors, key=lambda name: self.errors[name], default="no parameter")
         return f"{self.engine} engine: largest relative error {self.largest:.1e} at {worst}"
+
+
+def relative_errors(found: Terms, expected: Terms, names: Mapping[nn.Parameter, str]) -> dict[str, float]:
+    """Compare the class gradients of every parameter, and what a step makes of them."""
+    return {names[p]: _relative_error(found[p], reference) if p in found else 1.0 for p, reference in expected.items()}
+
+
+def _relative_error(found: Term, expected: Term) -> float:
+    weights = torch.ones_like(expected.square_norms())
+    pairs = [
+        (found.square_norms().sqrt(), expected.square_norms().sqrt()),
+        (found.weighted(weights, False), expected.weighted(weights, False)),
+        (found.dense(0, found.classes), expected.dense(0, expected.classes)),
+    ]
+    return max(float((a - b).norm() / b.norm().clamp_min(torch.finfo(b.dtype).tiny)) for a, b in pairs)

@@ -1,0 +1,46 @@
+"""The end of a step: its direction goes to ``p.grad``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Set
+
+import torch
+from torch import Tensor, nn
+from torch.amp.grad_scaler import GradScaler
+
+from classgrad.gradients._step import Step
+
+
+def scale_of(scaler: GradScaler | None, losses: Tensor) -> Tensor | float:
+    """Return the loss scale as a tensor on the device, without waiting for it."""
+    if scaler is None or not scaler.is_enabled():
+        return 1.0
+    scale: Tensor = scaler.scale(torch.ones((), dtype=torch.float32, device=losses.device))
+    return scale
+
+
+def sparse_parameters(model: nn.Module) -> frozenset[Tensor]:
+    """Return the parameters whose gradients the model's user wants sparse, as some optimizers do."""
+    tables = (m for m in model.modules() if isinstance(m, (nn.Embedding, nn.EmbeddingBag)) and m.sparse)
+    return frozenset(table.weight for table in tables)
+
+
+def write(
+    step: Step,
+    direction: Mapping[nn.Parameter, Tensor],
+    sparse: Set[Tensor],
+    scaler: GradScaler | None,
+    scale: Tensor | float = 1.0,
+) -> Step:
+    """Add the direction times ``scale`` to ``p.grad``; an inf in each tells the scaler of a class that had one."""
+    for p, part in direction.items():
+        if scaler is not None:
+            part = part.to_dense() * scale + torch.where(step.finite.all(), 0.0, torch.inf)
+        part = part.to(p.dtype)
+        if p in sparse and not part.is_sparse:
+            part = part.to_sparse(1)
+        if p.grad is None:
+            p.grad = part
+        else:
+            p.grad += part
+    return step
