@@ -85,7 +85,8 @@ class ClassBatches(BatchSampler):
         key, epoch, done = self._key, self._epoch, self._done
         while done < len(self):
             chunk = self._plan.chunk(key, epoch, done)[: len(self) - done, self.rank :: self.num_replicas]
-            for batch in chunk.contiguous().to(device):
+            # a copy: what a caller writes into a batch must not come back when the plan's chunk is read again
+            for batch in chunk.to(device, copy=True, memory_format=torch.contiguous_format):
                 done += 1
                 self._epoch, self._done = epoch, done
                 yield batch

@@ -60,6 +60,17 @@ def test_lists_and_tensors_are_the_same_batches_and_share_the_state(make: Make) 
 
 
 @every_sampler
+def test_writing_into_a_batch_changes_no_other(make: Make) -> None:
+    sampler = make()
+    expected = list(sampler)
+    sampler.set_epoch(0)
+    for batch in sampler.tensors():
+        batch.zero_()
+    sampler.set_epoch(0)
+    assert list(sampler) == expected
+
+
+@every_sampler
 def test_set_epoch_reaches_an_epoch_directly(make: Make) -> None:
     running, jumping = make(), make()
     epochs = [list(running) for _ in range(4)]
