@@ -1,7 +1,7 @@
 """Which of the equal ways to a layer's class gradients is the cheapest.
 
 The choice depends on shapes, class counts and the kind of device alone, never on a clock, so that a run repeats to the
-bit. The constants are the measured rates of one machine of each kind (docs/performance.md); only their ratios matter.
+bit. The constants are the measured rates of one machine of each kind; only their ratios matter.
 """
 
 from __future__ import annotations
@@ -23,15 +23,18 @@ class Rates:
     """Seconds per small operation, whatever its size."""
     conv_call: float
     """Seconds per weight gradient of a convolution, whatever its size."""
+    rows_bytes: int
+    """Bytes of patches laid out as rows at a time: as many as stay close to the arithmetic units."""
 
 
 _RATES = {
-    "cpu": Rates(flops=5e10, bytes=1e10, call=5e-6, conv_call=1e-4),
-    "cuda": Rates(flops=1e14, bytes=2e12, call=8e-6, conv_call=3e-5),
+    "cpu": Rates(flops=5e10, bytes=1e10, call=5e-6, conv_call=1e-4, rows_bytes=2**23),
+    "cuda": Rates(flops=1e14, bytes=2e12, call=8e-6, conv_call=3e-5, rows_bytes=2**30),
 }
 
 
-def _rates(device: str) -> Rates:
+def rates(device: str) -> Rates:
+    """Return the rates of a kind of device; an unknown accelerator is taken for a GPU."""
     return _RATES.get(device, _RATES["cuda"])
 
 
@@ -39,26 +42,29 @@ def _calls(layout: ClassLayout) -> int:
     return 1 if layout.equal else len(layout)
 
 
-def ghost_is_cheaper(positions: int, inner: int, outer: int, layout: ClassLayout, device: str) -> bool:
-    """Whether norms without gradients beat making all class gradients of an (outer x inner) weight.
+def ghost_is_cheaper(
+    positions: int, inner: int, outer: int, layout: ClassLayout, device: str, *, gram: bool = False
+) -> bool:
+    """Whether norms (or the Gram) without gradients beat making all class gradients of an (outer x inner) weight.
 
-    Keeping them writes L gradients, reads them for the norms and again for the weighted sum; the ghost norms need the
-    Gram matrices of the classes' rows, and the weighted gradient one more ordinary product.
+    Keeping them writes L gradients, reads them for the norms and again for the weighted sum; the ghost way needs the
+    products of all pairs of rows of a class (for the Gram, of the batch), and the weighted gradient from scratch. The
+    ordinary product that makes either the class gradients or their weighted sum is the same.
     """
-    rates = _rates(device)
-    total = layout.examples * positions
-    pairs = sum((size * positions) ** 2 for size in layout.sizes)
-    product = total * inner * outer / rates.flops
-    ghost = pairs * (inner + outer) / rates.flops + 16 * pairs / rates.bytes + 3 * _calls(layout) * rates.call
-    kept = 12 * len(layout) * inner * outer / rates.bytes + _calls(layout) * rates.call
-    return ghost + product < kept + product
+    r = rates(device)
+    pairs = (layout.examples * positions) ** 2 if gram else sum((size * positions) ** 2 for size in layout.sizes)
+    ghost = pairs * (inner + outer) / r.flops + 16 * pairs / r.bytes + 3 * _calls(layout) * r.call
+    kept = 12 * len(layout) * inner * outer / r.bytes + _calls(layout) * r.call
+    if gram:
+        kept += len(layout) ** 2 * inner * outer / r.flops
+    return ghost < kept
 
 
 def rows_are_cheaper(positions: int, inner: int, outer: int, layout: ClassLayout, device: str) -> bool:
     """Whether a convolution's class gradients are best made from its patches laid out as rows.
 
-    The rows cost a copy of inner/channels times the input; the other way is one ordinary weight gradient per class.
+    The rows cost a copy of every patch; the other way is one ordinary weight gradient per class.
     """
-    rates = _rates(device)
-    copy = 8 * layout.examples * positions * (inner + outer) / rates.bytes
-    return copy + _calls(layout) * rates.call < len(layout) * rates.conv_call
+    r = rates(device)
+    copy = 8 * layout.examples * positions * (inner + outer) / r.bytes
+    return copy + _calls(layout) * r.call < len(layout) * r.conv_call

@@ -44,6 +44,10 @@ class ClassLayout:
         stops = torch.tensor(self.sizes, dtype=torch.int64).cumsum(0).tolist()
         return [(stop - size, stop) for stop, size in zip(stops, self.sizes, strict=True)]
 
+    def span(self, start: int, stop: int) -> tuple[int, int]:
+        """Return where the grouped examples of a range of classes start and stop."""
+        return (self.bounds[start][0], self.bounds[stop - 1][1]) if stop > start else (0, 0)
+
     def group(self, values: Tensor) -> Tensor:
         """Return the examples (first dimension) in class order; the same tensor if they already are."""
         return values if self._order is None else values.index_select(0, self._order)
@@ -62,10 +66,10 @@ class ClassLayout:
         return self._members[: len(self)].to(dtype)
 
     def sum(self, values: Tensor) -> Tensor:
-        """Sum grouped per-example values by class: (N, ...) to (L, ...)."""
+        """Sum per-example values, in the order of the batch, by class: (N, ...) to (L, ...)."""
         if values.is_cuda:  # index_add is not deterministic there
-            return (self.members(values.dtype) @ values.flatten(1)).view(len(self), *values.shape[1:])
-        return values.new_zeros(len(self), *values.shape[1:]).index_add_(0, self.grouped_index, values)
+            return (self.members(values.dtype) @ self.group(values).flatten(1)).view(len(self), *values.shape[1:])
+        return values.new_zeros(len(self), *values.shape[1:]).index_add_(0, self.index, values)
 
 
 def _ascending(index: Tensor) -> bool:
@@ -92,7 +96,7 @@ def declared_classes(classes: int | Sequence[int] | Tensor | None) -> Tensor | N
     """Return the declared labels in ascending order; an int K declares 0 … K−1."""
     if classes is None:
         return None
-    values = torch.arange(classes) if isinstance(classes, int) else torch.as_tensor(classes)
+    values = torch.arange(max(0, classes)) if isinstance(classes, int) else torch.as_tensor(classes)
     if values.dim() != 1 or not len(values) or values.is_floating_point():
         raise InputError(
             "Parameter `classes` should be a positive number of classes or a sequence of integer labels. "

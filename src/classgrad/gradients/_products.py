@@ -3,53 +3,63 @@
 A layer with a weight matrix has, for example i, inputs a_i (R × D) and output gradients b_i (R × O), R being the
 number of positions; its gradient for class l is Σ_{i in l} b_iᵀ a_i. The ghost identity
 ⟨Σ_i b_iᵀ a_i, Σ_j b_jᵀ a_j⟩ = Σ_{rows r of i, s of j} ⟨a_r, a_s⟩⟨b_r, b_s⟩ gives norms and Gram from small products.
-All arguments are grouped by class.
+Arguments are grouped by class; ``sizes`` are the numbers of examples of the classes.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import accumulate
+
 import torch
 from torch import Tensor
-
-from classgrad.gradients._layout import ClassLayout
 
 _GRAM_ROWS = 4096
 """Rows of the ghost Gram made at a time."""
 
 
-def class_products(a: Tensor, b: Tensor, layout: ClassLayout, start: int, stop: int) -> Tensor:
-    """Return Σ b_iᵀ a_i for classes start … stop − 1: (stop − start, O, D)."""
-    if layout.equal:
-        m = layout.equal
-        left = b[start * m : stop * m].reshape(stop - start, -1, b.shape[2])
-        return left.transpose(1, 2) @ a[start * m : stop * m].reshape(stop - start, -1, a.shape[2])
-    out = a.new_zeros(stop - start, b.shape[2], a.shape[2])
-    for slot, (first, last) in zip(out, layout.bounds[start:stop], strict=True):
-        if last > first:
-            torch.mm(b[first:last].reshape(-1, b.shape[2]).T, a[first:last].reshape(-1, a.shape[2]), out=slot)
+def class_products(a: Tensor, b: Tensor, sizes: Sequence[int]) -> Tensor:
+    """Return Σ b_iᵀ a_i for each class: (L, O, D)."""
+    if _equal(sizes):
+        left, right = (v.reshape(len(sizes), -1, v.shape[2]) for v in (a, b))
+        return right.mT @ left
+    out = a.new_zeros(len(sizes), b.shape[2], a.shape[2])
+    for slot, left, right in zip(out, *_classes(a, b, sizes), strict=True):
+        torch.mm(right.T, left, out=slot)
     return out
 
 
-def ghost_square_norms(a: Tensor, b: Tensor, layout: ClassLayout) -> Tensor:
+def ghost_square_norms(a: Tensor, b: Tensor, sizes: Sequence[int]) -> Tensor:
     """Return ‖Σ b_iᵀ a_i‖² for each class."""
-    if layout.equal:
-        left, right = (v.reshape(len(layout), -1, v.shape[2]) for v in (a, b))
+    if _equal(sizes):
+        left, right = (v.reshape(len(sizes), -1, v.shape[2]) for v in (a, b))
         return ((left @ left.mT) * (right @ right.mT)).sum((1, 2))
-    out = a.new_zeros(len(layout))
-    for slot, (first, last) in zip(out, layout.bounds, strict=True):
-        left, right = (v[first:last].reshape(-1, v.shape[2]) for v in (a, b))
-        slot.copy_(((left @ left.T) * (right @ right.T)).sum())
-    return out
+    norms = [((left @ left.T) * (right @ right.T)).sum() for left, right in zip(*_classes(a, b, sizes), strict=True)]
+    return torch.stack(norms)
 
 
-def ghost_gram(a: Tensor, b: Tensor, layout: ClassLayout) -> Tensor:
+def ghost_gram(a: Tensor, b: Tensor, sizes: Sequence[int]) -> Tensor:
     """Return ⟨Σ_i b_iᵀ a_i, Σ_j b_jᵀ a_j⟩ for all pairs of classes."""
     positions = a.shape[1]
     left, right = (v.reshape(-1, v.shape[2]) for v in (a, b))
-    members = layout.members(a.dtype).repeat_interleave(positions, 1)
-    out = a.new_zeros(len(layout), len(layout))
+    counts = torch.tensor(sizes, device=a.device) * positions
+    owners = torch.repeat_interleave(torch.arange(len(sizes), device=a.device), counts)
+    members = torch.nn.functional.one_hot(owners, len(sizes)).T.to(a.dtype)
+    out = a.new_zeros(len(sizes), len(sizes))
     for start in range(0, len(left), _GRAM_ROWS):
         band = slice(start, start + _GRAM_ROWS)
         products = (left[band] @ left.T) * (right[band] @ right.T)
         out += members[:, band] @ products @ members.T
     return out
+
+
+def _equal(sizes: Sequence[int]) -> bool:
+    return bool(sizes) and sizes[0] > 0 and min(sizes) == max(sizes)
+
+
+def _classes(a: Tensor, b: Tensor, sizes: Sequence[int]) -> tuple[list[Tensor], list[Tensor]]:
+    """Return the rows of each class, of both sides."""
+    stops = list(accumulate(sizes))
+    spans = [(stop - size, stop) for stop, size in zip(stops, sizes, strict=True)]
+    left, right = ([v[i:j].reshape(-1, v.shape[2]) for i, j in spans] for v in (a, b))
+    return left, right

@@ -43,8 +43,12 @@ class Term(ABC):
         """Return the gradients of classes ``start`` … ``stop`` − 1, shape (stop − start, *shape)."""
 
     @abstractmethod
-    def weighted(self, weights: Tensor) -> Tensor:
-        """Return Σ_l w_l g_l."""
+    def weighted(self, weights: Tensor, finite: bool) -> Tensor:
+        """Return Σ_l w_l g_l.
+
+        Unless all class gradients are known to be ``finite``, those of weight zero are left out of the sum rather than
+        multiplied, since 0 × inf is NaN.
+        """
 
     @property
     def bytes_per_class(self) -> int:
@@ -59,7 +63,7 @@ class Term(ABC):
 
     def square_norms(self) -> Tensor:
         """Return ‖g_l‖² for each class, in float64 where the gradients are."""
-        return torch.cat([rows(part).square().sum(1) for _, part in self._chunks()])
+        return torch.cat([torch.linalg.vector_norm(rows(part), dim=1).square() for _, part in self._chunks()])
 
     def gram(self) -> Tensor:
         """Return ⟨g_i, g_j⟩ for all pairs of classes."""
@@ -111,21 +115,17 @@ class Dense(Term):
         assert self._kept is not None
         return self._kept[start:stop]
 
-    def weighted(self, weights: Tensor) -> Tensor:
+    def weighted(self, weights: Tensor, finite: bool) -> Tensor:
         """Return the weighted sum."""
         assert self._kept is not None
-        return weigh(weights, self._kept)
+        return weigh(weights, self._kept, finite)
 
 
-def weigh(weights: Tensor, gradients: Tensor) -> Tensor:
-    """Return Σ_l w_l g_l from (L, ...) class gradients.
-
-    A class of weight zero is left out even if its gradient is inf or NaN, which 0 × inf would let through. On the CPU
-    that is looked at first, since it is rare; on a GPU looking would wait for the device.
-    """
+def weigh(weights: Tensor, gradients: Tensor, finite: bool) -> Tensor:
+    """Return Σ_l w_l g_l from (L, ...) class gradients; see :meth:`Term.weighted`."""
     values = rows(gradients)
     weights = weights.to(values.dtype)
-    if gradients.is_cuda or not bool(values.isfinite().all()):
+    if not finite:
         values = values.where((weights != 0)[:, None], values.new_zeros(()))
     return (weights @ values).view(gradients.shape[1:])
 
@@ -141,8 +141,8 @@ class Total(Term):
         """Return the sum of the parts' class gradients."""
         return torch.stack([term.dense(start, stop) for term in self.terms]).sum(0)
 
-    def weighted(self, weights: Tensor) -> Tensor:
+    def weighted(self, weights: Tensor, finite: bool) -> Tensor:
         """Return the sum of the parts' weighted sums, or that of the kept gradients."""
         if self._kept is not None:
-            return weigh(weights, self._kept)
-        return torch.stack([term.weighted(weights) for term in self.terms]).sum(0)
+            return weigh(weights, self._kept, finite)
+        return torch.stack([term.weighted(weights, finite) for term in self.terms]).sum(0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import Any, cast
 
 import torch
@@ -11,7 +12,7 @@ from torch.nn import functional as F
 from torch.nn.modules.conv import _ConvNd
 
 from classgrad.gradients._capture import Call
-from classgrad.gradients._cost import ghost_is_cheaper, rows_are_cheaper
+from classgrad.gradients._cost import ghost_is_cheaper, rates, rows_are_cheaper
 from classgrad.gradients._layout import ClassLayout
 from classgrad.gradients._products import class_products, ghost_gram, ghost_square_norms
 from classgrad.gradients._registry import LayerRule, add_rule
@@ -54,12 +55,18 @@ class ConvTerm(Term):
         inner, outer = module.weight.shape[1:].numel(), module.weight.shape[0]
         positions = (a if module.transposed else b).shape[2:].numel()
         plain = module.groups == 1
-        self.ghost = plain and ghost_is_cheaper(positions, inner, outer, layout, a.device.type)
-        self.by_rows = plain and rows_are_cheaper(positions, inner, outer, layout, a.device.type)
+        cost = (positions, inner, outer, layout, a.device.type)
+        self.ghost = plain and ghost_is_cheaper(*cost)
+        self.ghost_gram = plain and ghost_is_cheaper(*cost, gram=True)
+        self.by_rows = plain and rows_are_cheaper(*cost)
+        per_example = positions * inner * a.element_size()
+        self._examples_at_a_time = max(1, rates(a.device.type).rows_bytes // max(1, per_example))
 
-    def _rows(self) -> tuple[Tensor, Tensor]:
-        """Return both sides as rows, (N, positions, channels × kernel) and (N, positions, channels)."""
-        slid, rows = (self.b, self.a) if self.module.transposed else (self.a, self.b)
+    def _rows(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
+        """Return both sides of a range of classes as rows: (N, positions, channels × kernel), (N, positions, channels)."""
+        first, last = self.layout.span(start, stop)
+        a, b = self.a[first:last], self.b[first:last]
+        slid, rows = (b, a) if self.module.transposed else (a, b)
         if any(self.padding):
             slid = F.pad(slid, [p for p in reversed(self.padding) for _ in range(2)])
         return windows(slid, rows.shape[2:], self.module), rows.flatten(2).transpose(1, 2)
@@ -99,30 +106,42 @@ class ConvTerm(Term):
     def dense(self, start: int, stop: int) -> Tensor:
         """Return the classes' weight gradients: batched products of rows, or one ordinary gradient per class."""
         if self.by_rows:
-            a, b = self._rows()
-            return class_products(a, b, self.layout, start, stop).view(-1, *self.shape)
+            parts = [class_products(*self._rows(i, j), self.layout.sizes[i:j]) for i, j in self._parts(start, stop)]
+            return torch.cat(parts).view(-1, *self.shape)
         out = self.b.new_zeros(stop - start, *self.shape)
         for slot, (first, last) in zip(out, self.layout.bounds[start:stop], strict=True):
             if last > first:
                 slot.copy_(self._gradient(self.a[first:last], self.b[first:last]))
         return out
 
-    def weighted(self, weights: Tensor) -> Tensor:
+    def _parts(self, start: int, stop: int) -> Iterator[tuple[int, int]]:
+        """Split a range of classes so that the rows of a part are no more than should be made at a time."""
+        first = start
+        examples = 0
+        for position in range(start, stop):
+            examples += self.layout.sizes[position]
+            if examples > self._examples_at_a_time and position > first:
+                yield first, position
+                first, examples = position, self.layout.sizes[position]
+        yield first, stop
+
+    def weighted(self, weights: Tensor, finite: bool) -> Tensor:
         """Return one ordinary weight gradient with b scaled by the weights."""
         if self._kept is not None:
-            return weigh(weights, self._kept)
-        return self._gradient(self.a, scale_examples(self.b, weights, self.layout))
+            return weigh(weights, self._kept, finite)
+        return self._gradient(self.a, scale_examples(self.b, weights, self.layout, finite))
 
     def square_norms(self) -> Tensor:
         """Return the squared norms, by the ghost identity where that is cheaper."""
         if self.ghost:
-            return ghost_square_norms(*self._rows(), self.layout)
+            parts = self._parts(0, self.classes)
+            return torch.cat([ghost_square_norms(*self._rows(i, j), self.layout.sizes[i:j]) for i, j in parts])
         return super().square_norms()
 
     def gram(self) -> Tensor:
         """Return the Gram matrix, likewise."""
-        if self.ghost:
-            return ghost_gram(*self._rows(), self.layout)
+        if self.ghost_gram:
+            return ghost_gram(*self._rows(0, self.classes), self.layout.sizes)
         return super().gram()
 
 
@@ -132,7 +151,7 @@ def conv_terms(call: Call, b: Tensor, layout: ClassLayout, memory: Memory, wante
     assert isinstance(module, _ConvNd)
     terms: dict[str, Term] = {}
     if "bias" in wanted:
-        terms["bias"] = Dense(layout.sum(layout.group(b.flatten(2).sum(2))), memory)
+        terms["bias"] = Dense(layout.sum(b.flatten(2).sum(2)), memory)
     if "weight" in wanted:
         a = layout.group(call.input.to(b.dtype))
         padding = cast(tuple[int, ...], module.padding)

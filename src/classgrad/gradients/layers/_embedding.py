@@ -35,10 +35,12 @@ class LookupTerm(Term):
         out[self.owners[chosen] - start, self.tokens[chosen]] = self.sums[chosen]
         return out
 
-    def weighted(self, weights: Tensor) -> Tensor:
+    def weighted(self, weights: Tensor, finite: bool) -> Tensor:
         """Return the table of weighted sums."""
         factors = weights.to(self.sums.dtype)[self.owners][:, None]
-        scaled = (self.sums * factors).where(factors != 0, self.sums.new_zeros(()))
+        scaled = self.sums * factors
+        if not finite:
+            scaled = scaled.where(factors != 0, self.sums.new_zeros(()))
         return self.sums.new_zeros(self.shape).index_add_(0, self.tokens, scaled)
 
     def square_norms(self) -> Tensor:

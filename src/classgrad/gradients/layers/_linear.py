@@ -21,37 +21,42 @@ class RowsTerm(Term):
         self.a = a
         self.b = b
         self.layout = layout
-        self.ghost = ghost_is_cheaper(a.shape[1], a.shape[2], b.shape[2], layout, a.device.type)
+        cost = (a.shape[1], a.shape[2], b.shape[2], layout, a.device.type)
+        self.ghost = ghost_is_cheaper(*cost)
+        self.ghost_gram = ghost_is_cheaper(*cost, gram=True)
 
     def dense(self, start: int, stop: int) -> Tensor:
         """Return the classes' sums of outer products."""
-        return class_products(self.a, self.b, self.layout, start, stop).view(-1, *self.shape)
+        first, last = self.layout.span(start, stop)
+        return class_products(self.a[first:last], self.b[first:last], self.layout.sizes[start:stop]).view(
+            -1, *self.shape
+        )
 
-    def weighted(self, weights: Tensor) -> Tensor:
+    def weighted(self, weights: Tensor, finite: bool) -> Tensor:
         """Return one ordinary weight gradient with b scaled by the weights."""
         if self._kept is not None:
-            return weigh(weights, self._kept)
-        scaled = scale_examples(self.b, weights, self.layout)
+            return weigh(weights, self._kept, finite)
+        scaled = scale_examples(self.b, weights, self.layout, finite)
         return (scaled.reshape(-1, self.b.shape[2]).T @ self.a.reshape(-1, self.a.shape[2])).view(self.shape)
 
     def square_norms(self) -> Tensor:
         """Return the squared norms, by the ghost identity where that is cheaper or memory does not allow else."""
-        if self.ghost or (self._kept is None and self.keep() is None):
-            return ghost_square_norms(self.a, self.b, self.layout)
+        if self.ghost or self.keep() is None:
+            return ghost_square_norms(self.a, self.b, self.layout.sizes)
         return super().square_norms()
 
     def gram(self) -> Tensor:
         """Return the Gram matrix, likewise."""
-        if self.ghost or (self._kept is None and self.keep() is None):
-            return ghost_gram(self.a, self.b, self.layout)
+        if self.ghost_gram or self.keep() is None:
+            return ghost_gram(self.a, self.b, self.layout.sizes)
         return super().gram()
 
 
-def scale_examples(b: Tensor, weights: Tensor, layout: ClassLayout) -> Tensor:
-    """Return grouped examples times the weight of their class; weight 0 gives 0 even where b is not finite."""
+def scale_examples(b: Tensor, weights: Tensor, layout: ClassLayout, finite: bool) -> Tensor:
+    """Return grouped examples times the weight of their class."""
     factors = weights.to(b.dtype)[layout.grouped_index].view(-1, *[1] * (b.dim() - 1))
     scaled = b * factors
-    if b.is_cuda or not bool((weights != 0).all()):
+    if not finite:
         scaled = scaled.where(factors != 0, scaled.new_zeros(()))
     return scaled
 
@@ -63,7 +68,7 @@ def linear_terms(call: Call, b: Tensor, layout: ClassLayout, memory: Memory, wan
     b = b.reshape(len(b), -1, b.shape[-1])
     terms: dict[str, Term] = {}
     if "bias" in wanted:
-        terms["bias"] = Dense(layout.sum(layout.group(b.sum(1) if b.shape[1] > 1 else b[:, 0])), memory)
+        terms["bias"] = Dense(layout.sum(b.sum(1) if b.shape[1] > 1 else b[:, 0]), memory)
     if "weight" in wanted:
         a = call.input.reshape(len(b), -1, call.input.shape[-1]).to(b.dtype)
         terms["weight"] = RowsTerm(layout.group(a), layout.group(b), layout, module.weight.shape, memory)

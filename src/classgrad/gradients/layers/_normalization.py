@@ -22,7 +22,7 @@ def _rule(sums: PerExampleSums, parameters: tuple[str, ...] = ("weight", "bias")
 
     def terms(call: Call, b: Tensor, layout: ClassLayout, memory: Memory, wanted: frozenset[str]) -> dict[str, Term]:
         per_example = sums(call, promote(b), wanted)
-        return {name: Dense(layout.sum(layout.group(per_example[name])), memory) for name in wanted}
+        return {name: Dense(layout.sum(per_example[name]), memory) for name in wanted}
 
     return LayerRule(parameters, terms, leading)
 

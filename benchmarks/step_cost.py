@@ -1,0 +1,280 @@
+"""What a class-gradient step costs, as a ratio to the plain SGD step on the same batch.
+
+All contenders of a row run in one process, taking turns, so that a slow moment of the machine hits them alike; the table
+shows the ratio of median times and, in brackets, that of peak memory.
+
+    python benchmarks/step_cost.py [--models simple_cnn,mlp] [--layouts 2x64,10x13] [--contenders fused,joint]
+                                   [--device cpu|cuda] [--seconds 3] [--json FILE]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import statistics
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from classgrad import ClassGradients, Normalize
+from classgrad.models import mlp, resnet18, simple_cnn, vgg16
+
+Step = Callable[[], object]
+
+
+class Attention(nn.Module):
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.inward = nn.Linear(width, 3 * width)
+        self.outward = nn.Linear(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (p.unflatten(2, (self.heads, -1)).transpose(1, 2) for p in self.inward(x).chunk(3, 2))
+        return self.outward(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+
+
+class Block(nn.Module):
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.attend = nn.Sequential(nn.LayerNorm(width), Attention(width, heads))
+        self.think = nn.Sequential(
+            nn.LayerNorm(width), nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.attend(x)
+        return x + self.think(x)
+
+
+class Transformer(nn.Module):
+    """Tokens in, classes out: 4 blocks of width 128 over 64 tokens."""
+
+    def __init__(self, classes: int, width: int = 128, depth: int = 4, length: int = 64, vocabulary: int = 1000) -> None:
+        super().__init__()
+        self.token = nn.Embedding(vocabulary, width)
+        self.place = nn.Embedding(length, width)
+        self.blocks = nn.Sequential(*(Block(width, 4) for _ in range(depth)), nn.LayerNorm(width))
+        self.head = nn.Linear(width, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        places = torch.arange(x.shape[1], device=x.device).expand(x.shape)
+        return self.head(self.blocks(self.token(x) + self.place(places)).mean(1))
+
+
+def _images(n: int) -> Tensor:
+    return torch.randn(n, 3, 32, 32)
+
+
+MODELS: dict[str, tuple[Callable[[int], nn.Module], Callable[[int], Tensor]]] = {
+    "simple_cnn": (lambda classes: simple_cnn(classes), _images),
+    "resnet18": (lambda classes: resnet18(classes), _images),
+    "vgg16": (lambda classes: vgg16(classes), _images),
+    "mlp": (lambda classes: mlp(classes, input_shape=(3, 32, 32), widths=(512, 512)), _images),
+    "transformer": (Transformer, lambda n: torch.randint(0, 1000, (n, 64))),
+}
+
+
+def plain(model: nn.Module, x: Tensor, y: Tensor) -> Step:
+    def step() -> None:
+        F.cross_entropy(model(x), y).backward()
+
+    return step
+
+
+def with_engine(model: nn.Module, x: Tensor, y: Tensor, *, engine: str, gram: bool = False) -> Step:
+    grads = ClassGradients(model, Normalize(), engine=engine, gram=gram, max_memory=8 * 2**30)
+    losses = partial(F.cross_entropy, reduction="none")
+    return lambda: grads.backward_through(lambda a, b: losses(model(a), b), x, y)
+
+
+def _class_sums(y: Tensor) -> Tensor:
+    return F.one_hot(y.unique(return_inverse=True)[1]).T.float()
+
+
+def torchjd_autogram(model: nn.Module, x: Tensor, y: Tensor) -> Step:
+    """The Gramian of the examples, summed by class, then one weighted backward."""
+    from torchjd.autogram import Engine
+
+    engine = Engine(model, batch_dim=0)
+    members = _class_sums(y)
+
+    def step() -> None:
+        losses = F.cross_entropy(model(x), y, reduction="none")
+        gram = members @ engine.compute_gramian(losses) @ members.T
+        losses.backward(gram.diagonal().rsqrt() @ members)
+
+    return step
+
+
+def torchjd_autojac(model: nn.Module, x: Tensor, y: Tensor) -> Step:
+    """The Jacobian of the class losses."""
+    from torchjd.aggregation import GramianWeightedAggregator, Weighting
+    from torchjd.autojac import backward, jac_to_grad
+
+    class Unit(Weighting):  # type: ignore[misc]
+        def forward(self, gram: Tensor, /) -> Tensor:
+            return gram.diagonal().rsqrt()
+
+    members = _class_sums(y)
+
+    def step() -> None:
+        losses = members @ F.cross_entropy(model(x), y, reduction="none")
+        backward(losses)
+        jac_to_grad(list(model.parameters()), GramianWeightedAggregator(Unit()))
+
+    return step
+
+
+def per_sample(model: nn.Module, x: Tensor, y: Tensor) -> Step:
+    """Per-example gradients by vmap, summed by class."""
+    members = _class_sums(y)
+    parameters = dict(model.named_parameters())
+
+    def loss(values: dict[str, Tensor], a: Tensor, b: Tensor) -> Tensor:
+        return F.cross_entropy(torch.func.functional_call(model, values, (a[None],)), b[None])
+
+    gradients = torch.func.vmap(torch.func.grad(loss), (None, 0, 0), randomness="different")
+
+    def step() -> None:
+        values = {k: p.detach() for k, p in parameters.items()}
+        rows = {k: members @ g.flatten(1) for k, g in gradients(values, x, y).items()}
+        weights = sum(g.square().sum(1) for g in rows.values()).rsqrt()
+        for name, p in parameters.items():
+            p.grad = (weights @ rows[name]).view_as(p)
+
+    return step
+
+
+CONTENDERS: dict[str, Callable[[nn.Module, Tensor, Tensor], Step]] = {
+    "plain": plain,
+    "fused": partial(with_engine, engine="fused"),
+    "fused+gram": partial(with_engine, engine="fused", gram=True),
+    "joint": partial(with_engine, engine="joint"),
+    "split": partial(with_engine, engine="split"),
+    "autogram": torchjd_autogram,
+    "autojac": torchjd_autojac,
+    "vmap": per_sample,
+}
+
+
+def measure(name: str, layout: tuple[int, int], contenders: list[str], device: str, seconds: float) -> dict[str, dict]:
+    """Time the contenders in turns until each had its share of the seconds; report ratios to the plain step."""
+    classes, per_class = layout
+    make, inputs = MODELS[name]
+    torch.manual_seed(0)
+    x = inputs(classes * per_class).to(device)
+    y = torch.arange(classes).repeat(per_class)[torch.randperm(classes * per_class)].to(device)
+    steps: dict[str, Callable[[], float]] = {}
+    results: dict[str, dict] = {}
+    for contender in contenders:
+        torch.manual_seed(1)
+        model = make(classes).to(device)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+        try:
+            gradient = CONTENDERS[contender](model, x, y)
+            run = partial(_step, gradient, optimizer, device)
+            first = run()
+            if first > 60 and contender != "plain":
+                results[contender] = {"failed": f"{first:.0f} s per step"}
+                continue
+            results[contender] = {"memory": _peak_memory(run, device)}
+            steps[contender] = run
+        except Exception as error:
+            results[contender] = {"failed": f"{type(error).__name__}: {error}".splitlines()[0]}
+    times: dict[str, list[float]] = {c: [] for c in steps}
+    start = time.perf_counter()
+    while time.perf_counter() - start < seconds * len(steps) or len(times["plain"]) < 3:
+        for contender, run in steps.items():
+            times[contender].append(run())
+    base = statistics.median(times["plain"])
+    for contender, values in times.items():
+        median = statistics.median(values)
+        memory = results[contender]["memory"]
+        results[contender] |= {
+            "seconds": median,
+            "time_ratio": median / base,
+            "memory_ratio": memory / results["plain"]["memory"],
+            "repeats": len(values),
+        }
+    return results
+
+
+def _step(gradient: Step, optimizer: torch.optim.Optimizer, device: str) -> float:
+    if device == "cuda":
+        torch.cuda.synchronize()
+    start = time.perf_counter()
+    gradient()
+    optimizer.step()
+    optimizer.zero_grad()
+    if device == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter() - start
+
+
+def _peak_memory(run: Callable[[], float], device: str) -> int:
+    """Return the most bytes of tensors alive during a step, beyond those alive before it."""
+    if device == "cuda":
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        run()
+        return torch.cuda.max_memory_allocated() - before
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        run()
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "trace.json"
+        profiler.export_chrome_trace(str(path))
+        events = json.loads(path.read_text())["traceEvents"]
+    totals = [(e["ts"], e["args"]["Bytes"]) for e in events if e.get("name") == "[memory]"]
+    alive = peak = 0
+    for _, size in sorted(totals):
+        alive += size
+        peak = max(peak, alive)
+    return peak
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", default=",".join(MODELS))
+    parser.add_argument("--layouts", default="2x64,10x13,100x2,1000x1")
+    parser.add_argument("--contenders", default=",".join(CONTENDERS))
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--seconds", type=float, default=3.0, help="time for each contender of a row")
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    contenders = ["plain", *(c for c in options.contenders.split(",") if c != "plain")]
+    layouts = [tuple(int(v) for v in layout.split("x")) for layout in options.layouts.split(",")]
+    warnings.simplefilter("ignore")
+    machine = torch.cuda.get_device_name() if options.device == "cuda" else platform.processor() or platform.machine()
+    print(f"{machine}, torch {torch.__version__}, {torch.get_num_threads()} threads: time ratio (memory ratio) to plain")
+    print(f"{'model':<12}{'classes':>9}{'plain ms':>10}" + "".join(f"{c:>16}" for c in contenders[1:]), flush=True)
+    rows = []
+    for name in options.models.split(","):
+        for layout in layouts:
+            results = measure(name, layout, contenders, options.device, options.seconds)
+            rows.append({"model": name, "layout": layout, "results": results})
+            cells = [f"{results['plain']['seconds'] * 1e3:>10.1f}"]
+            for c in contenders[1:]:
+                r = results[c]
+                cells.append(f"{'–':>16}" if "failed" in r else f"{r['time_ratio']:>9.2f} ({r['memory_ratio']:.1f})".rjust(16))
+            print(f"{name:<12}{f'{layout[0]}x{layout[1]}':>9}" + "".join(cells), flush=True)
+            for c in contenders[1:]:
+                if "failed" in results[c]:
+                    print(f"  {c}: {results[c]['failed']}", file=sys.stderr)
+    if options.json:
+        options.json.write_text(json.dumps({"machine": machine, "torch": torch.__version__, "rows": rows}, indent=1))
+
+
+if __name__ == "__main__":
+    main()
