@@ -187,20 +187,24 @@ def _drain(messages: Any) -> None:
 def _work(jobs: Any, messages: Any, data_dir: str | Path | None, options: dict[str, Any]) -> None:
     """Do jobs until there are none, one fails or a signal comes."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    sets = _Loaded(data_dir)
     number = -1
     try:
+        sets = _Loaded(data_dir)
         while (job := jobs.get()) is not None:
-            number, (spec, out_dir) = job[0], (job[1].spec, job[1].out_dir)
-            report = _sender(messages, number)
-            messages.put(("run", number, train(spec, out_dir, data=sets.of(spec), report=report, **options)))
+            number, spec, out_dir = job[0], job[1].spec, job[1].out_dir
+            run = train(spec, out_dir, data=sets.of(spec), report=_sender(messages, number), **options)
+            messages.put(("run", number, run))
+        answer = None
     except InputError as error:
-        messages.put(("refused", number, str(error)))
+        answer = ("refused", number, str(error))
     except KeyboardInterrupt as error:
-        messages.put(("interrupted", number, str(error) or "stopped"))
+        answer = ("interrupted", number, str(error) or "stopped")
     except Exception:
-        messages.put(("failed", number, traceback.format_exc()))
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # nothing is left to save
+        answer = ("failed", number, traceback.format_exc())
+    for name in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(name, signal.SIG_IGN)  # nothing is left to save
+    if answer is not None:
+        messages.put(answer)
 
 
 def _sender(messages: Any, number: int) -> Callable[[Progress], None]:
