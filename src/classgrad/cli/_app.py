@@ -10,7 +10,7 @@ import typer
 
 from classgrad._errors import InputError
 from classgrad._version import __version__
-from classgrad.cli import _compare, _data, _demo, _predict, _train
+from classgrad.cli import _compare, _data, _demo, _predict, _theory, _train
 
 app = typer.Typer(
     help="Learning under class imbalance: train, compare and look at every class.",
@@ -22,6 +22,7 @@ app.command()(_train.train)
 app.command()(_compare.compare)
 app.command()(_predict.predict)
 app.add_typer(_data.app, name="data")
+app.add_typer(_theory.app, name="theory")
 
 
 @app.callback(invoke_without_command=True)
@@ -45,15 +46,21 @@ def run(arguments: Sequence[str] | None = None) -> int:
     except (KeyboardInterrupt, typer.Abort) as error:
         print(f"classgrad: {str(error) or 'stopped'}", file=sys.stderr)
         return 130
-    except (InputError, OSError) as error:
-        return _refused(error)
+    except InputError as error:
+        return _refused(str(error))
+    except OSError as error:
+        return _refused(f"{error.filename}: {error.strerror}" if error.filename else str(error))
     except Exception as error:
         if not hasattr(error, "format_message"):  # the sign of a wrong option or argument
             raise
-        return _refused(error.format_message())
+        context = getattr(error, "ctx", None)
+        path = context.command_path if context is not None else "classgrad"
+        return _refused(error.format_message(), f"(see {path} --help)")
     return code if isinstance(code, int) else 0
 
 
-def _refused(reason: object) -> int:
-    print(f"classgrad: {' '.join(str(reason).split())}", file=sys.stderr)
+def _refused(reason: str, hint: str = "") -> int:
+    """Print one line, unless there is nothing to say because the help was printed."""
+    if reason:
+        print(" ".join(["classgrad:", *reason.split(), *hint.split()]), file=sys.stderr)
     return 2

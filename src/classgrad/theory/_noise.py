@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from classgrad._errors import InputError
+from classgrad.theory._records import ROUNDING
 
 Order = Literal["expansion", "saturating"]
 
@@ -111,7 +112,7 @@ class NoiseStudy:
 
     @property
     def attenuation_ratio(self) -> Tensor:
-        """Measured attenuation 1 - p_l over that of class 0, beside :attr:`predicted_ratio`."""
+        """Measured attenuation 1 - p_l over that of class 0; nan where that has none, in the whole training set."""
         return _ratio(1 - self.measured)
 
     @property
@@ -164,7 +165,8 @@ def noise_study(
 
 
 def _ratio(attenuation: Tensor) -> Tensor:
-    return attenuation / attenuation[:, :1]
+    majority = attenuation[:, :1]
+    return torch.where(majority > ROUNDING, attenuation / majority, torch.nan)
 
 
 def _checked(examples: Tensor) -> Tensor:
