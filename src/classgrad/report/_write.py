@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
+from classgrad._files import write_atomically
 from classgrad.dynamics import Run
+from classgrad.report._experiments import problems
+from classgrad.report._page import render
+
+PAGE = "report.html"
 
 
 def write_report(runs: Sequence[Run], out: Path, *, title: str = "Learning under class imbalance") -> list[Path]:
@@ -13,4 +19,11 @@ def write_report(runs: Sequence[Run], out: Path, *, title: str = "Learning under
 
     Returns the paths, the HTML file first.
     """
-    raise NotImplementedError
+    grouped = problems(runs)
+    page = render(grouped, title)
+    write_atomically(out / PAGE, partial(_write_text, page))
+    return [out / PAGE]
+
+
+def _write_text(text: str, path: Path) -> None:
+    path.write_text(text, encoding="utf-8")
