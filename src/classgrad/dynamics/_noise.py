@@ -1,7 +1,7 @@
 """Directional noise: how far a batch's class gradients are from those of the whole training set (Sec. 4.1).
 
-Both arguments hold one class gradient per row, shape (..., L, P). Results have shape (..., L), float64, and are nan
-where a direction is undefined because a gradient is zero (a class that is absent from the batch).
+Both arguments hold one class gradient per row, shape (..., L, P). Results have shape (..., L), float64; those about
+directions are nan where a gradient is zero (a class that is absent from the batch).
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def orthogonal_noise(batch: Tensor, full: Tensor) -> Tensor:
     _check(batch, full)
     direction = full / torch.linalg.vector_norm(full, dim=-1, keepdim=True)
     across = batch - torch.linalg.vecdot(batch, direction).unsqueeze(-1) * direction
-    return _norms(across) / _norms(full)
+    return torch.where(_norms(batch) > 0, _norms(across) / _norms(full), torch.nan)
 
 
 def to_population(batch_counts: Tensor, counts: Tensor) -> Tensor:

@@ -45,7 +45,8 @@ class Run:
             - ``gram`` (T, L, L) of the class gradients of the whole training set, ``weights`` (T, L) of the rule there;
             - ``measured_change`` and, where it is not −η(Kw)_l, ``predicted_change`` (T, L) of every f^(l) in the step
               after the point;
-            - ``projection``, ``noise`` (T, L): of the class directions of that step's batch;
+            - ``projection``, ``noise`` (T, L) of the class directions in that step's batch:
+              :func:`classgrad.dynamics.projection` and :func:`classgrad.dynamics.orthogonal_noise`;
             - ``lr``, ``seconds_per_step``, ``memory_bytes`` (T,).
 
             Names that begin with ``every/`` share an axis of their own, given by ``every/step``.

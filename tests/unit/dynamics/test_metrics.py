@@ -103,3 +103,17 @@ def test_labels_that_are_none_are_refused(predictions, labels, message):
 def test_losses_need_one_label_each():
     with pytest.raises(InputError, match=r"`labels` should have shape \(3,\)"):
         class_losses(torch.ones(3), torch.tensor([0, 1]), 2)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_the_device_gives_the_same_counts_and_losses():
+    labels, predictions = torch.randint(0, 100, (2, 10_000), generator=torch.Generator().manual_seed(0))
+    losses = torch.rand(10_000, generator=torch.Generator().manual_seed(0))
+    confusion = confusion_matrix(predictions.cuda(), labels.cuda(), 100)
+    assert confusion.is_cuda
+    assert torch.equal(confusion.cpu(), confusion_matrix(predictions, labels, 100))
+    sums = [class_loss_sums(losses.cuda(), labels.cuda(), 100) for _ in range(3)]
+    assert torch.equal(sums[0], sums[1])
+    assert torch.equal(sums[0], sums[2])
+    torch.testing.assert_close(sums[0].cpu(), class_loss_sums(losses, labels, 100))

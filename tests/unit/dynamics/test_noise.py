@@ -66,6 +66,7 @@ def test_a_class_absent_from_the_batch_has_no_direction():
     full, batch = normal(2, 5), normal(2, 5, seed=1)
     batch[1] = 0
     assert projection(batch, full).isnan().tolist() == [False, True]
+    assert orthogonal_noise(batch, full).isnan().tolist() == [False, True]
     assert deviation(batch, full)[1].item() == pytest.approx(full[1].norm().item())
 
 
