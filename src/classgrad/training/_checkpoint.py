@@ -14,7 +14,17 @@ from classgrad._files import write_atomically
 
 FORMAT = "classgrad.checkpoint/1"
 
-_UNREADABLE = (RuntimeError, EOFError, ValueError, KeyError, TypeError, AttributeError, pickle.UnpicklingError)
+# What torch raises for a file that is cut off, of another kind or hostile.
+_UNREADABLE = (
+    AttributeError,
+    EOFError,
+    KeyError,
+    OSError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+    pickle.UnpicklingError,
+)
 
 
 def save_checkpoint(path: Path, state: dict[str, Any]) -> None:
@@ -35,9 +45,11 @@ def save_checkpoint(path: Path, state: dict[str, Any]) -> None:
 def load_checkpoint(path: Path) -> dict[str, Any]:
     """Read what :func:`save_checkpoint` wrote, without running anything that a file may contain."""
     try:
-        state = torch.load(path, map_location="cpu", weights_only=True)
+        content = io.BytesIO(path.read_bytes())
     except OSError as error:
         raise InputError(f"Checkpoint {path} cannot be read: {error.strerror or error}.") from error
+    try:
+        state = torch.load(content, map_location="cpu", weights_only=True)
     except _UNREADABLE as error:
         reason = " ".join(str(error).split())[:120]
         raise InputError(

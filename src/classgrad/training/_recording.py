@@ -42,9 +42,14 @@ class Measurements:
             for name in trainer.data:
                 found = self._train() if name == "train" else self._evaluate(name)
                 values |= {f"{name}/{key}": value for key, value in found.items()}
-            if trainer.spec.gradients:
+            if trainer.spec.gradients and self.finite:
                 values["gram"], self._rows = self._class_rows().gram(trainer.members)
         return values
+
+    @property
+    def finite(self) -> bool:
+        """Whether the training loss is finite in every class that has examples."""
+        return bool((self._train()["loss"].isfinite() | (self._trainer.counts == 0)).all())
 
     def before_step(self, indices: Tensor) -> None:
         """Measure the batch of the step that follows a point."""
@@ -72,7 +77,7 @@ class Measurements:
         assert self._known is not None
         start = self._known[1]["loss"]
         with evaluating(trainer.model):
-            values["measured_change"] = (self._train()["loss"] - start) * (trainer.counts / trainer.counts.sum())
+            values["measured_change"] = (self._train()["loss"] - start) * trainer.counts.double() / len(trainer.train)
         self._rows = self._before = None
         return values
 
