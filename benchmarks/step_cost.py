@@ -1,10 +1,11 @@
 """What a class-gradient step costs, as a ratio to the plain SGD step on the same batch.
 
-All contenders of a row run in one process, taking turns, so that a slow moment of the machine hits them alike; the table
-shows the ratio of median times and, in brackets, that of peak memory.
+All contenders of a row run in one process, taking turns, so that a slow moment of the machine hits them alike; the
+table shows the ratio of median times and, in brackets, that of peak memory. Labels come shuffled, the harder order for
+the fused engine (the samplers of classgrad.sampling group a batch by class); --grouped shows that one.
 
     python benchmarks/step_cost.py [--models simple_cnn,mlp] [--layouts 2x64,10x13] [--contenders fused,joint]
-                                   [--device cpu|cuda] [--seconds 3] [--json FILE]
+                                   [--device cpu|cuda] [--seconds 3] [--grouped] [--json FILE]
 """
 
 from __future__ import annotations
@@ -59,7 +60,9 @@ class Block(nn.Module):
 class Transformer(nn.Module):
     """Tokens in, classes out: 4 blocks of width 128 over 64 tokens."""
 
-    def __init__(self, classes: int, width: int = 128, depth: int = 4, length: int = 64, vocabulary: int = 1000) -> None:
+    def __init__(
+        self, classes: int, width: int = 128, depth: int = 4, length: int = 64, vocabulary: int = 1000
+    ) -> None:
         super().__init__()
         self.token = nn.Embedding(vocabulary, width)
         self.place = nn.Embedding(length, width)
@@ -76,10 +79,10 @@ def _images(n: int) -> Tensor:
 
 
 MODELS: dict[str, tuple[Callable[[int], nn.Module], Callable[[int], Tensor]]] = {
-    "simple_cnn": (lambda classes: simple_cnn(classes), _images),
-    "resnet18": (lambda classes: resnet18(classes), _images),
-    "vgg16": (lambda classes: vgg16(classes), _images),
-    "mlp": (lambda classes: mlp(classes, input_shape=(3, 32, 32), widths=(512, 512)), _images),
+    "simple_cnn": (simple_cnn, _images),
+    "resnet18": (resnet18, _images),
+    "vgg16": (vgg16, _images),
+    "mlp": (lambda classes: mlp(classes, hidden=(512, 512)), _images),
     "transformer": (Transformer, lambda n: torch.randint(0, 1000, (n, 64))),
 }
 
@@ -102,7 +105,7 @@ def _class_sums(y: Tensor) -> Tensor:
 
 
 def torchjd_autogram(model: nn.Module, x: Tensor, y: Tensor) -> Step:
-    """The Gramian of the examples, summed by class, then one weighted backward."""
+    """Make the Gramian of the examples, sum it by class, then one weighted backward."""
     from torchjd.autogram import Engine
 
     engine = Engine(model, batch_dim=0)
@@ -117,7 +120,7 @@ def torchjd_autogram(model: nn.Module, x: Tensor, y: Tensor) -> Step:
 
 
 def torchjd_autojac(model: nn.Module, x: Tensor, y: Tensor) -> Step:
-    """The Jacobian of the class losses."""
+    """Make the Jacobian of the class losses."""
     from torchjd.aggregation import GramianWeightedAggregator, Weighting
     from torchjd.autojac import backward, jac_to_grad
 
@@ -167,13 +170,16 @@ CONTENDERS: dict[str, Callable[[nn.Module, Tensor, Tensor], Step]] = {
 }
 
 
-def measure(name: str, layout: tuple[int, int], contenders: list[str], device: str, seconds: float) -> dict[str, dict]:
+def measure(
+    name: str, layout: tuple[int, int], contenders: list[str], device: str, seconds: float, grouped: bool
+) -> dict[str, dict]:
     """Time the contenders in turns until each had its share of the seconds; report ratios to the plain step."""
     classes, per_class = layout
     make, inputs = MODELS[name]
     torch.manual_seed(0)
     x = inputs(classes * per_class).to(device)
-    y = torch.arange(classes).repeat(per_class)[torch.randperm(classes * per_class)].to(device)
+    y = torch.arange(classes).repeat_interleave(per_class).to(device)
+    y = y if grouped else y[torch.randperm(len(y))]
     steps: dict[str, Callable[[], float]] = {}
     results: dict[str, dict] = {}
     for contender in contenders:
@@ -251,23 +257,27 @@ def main() -> None:
     parser.add_argument("--contenders", default=",".join(CONTENDERS))
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--seconds", type=float, default=3.0, help="time for each contender of a row")
+    parser.add_argument("--grouped", action="store_true", help="labels in class order")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     contenders = ["plain", *(c for c in options.contenders.split(",") if c != "plain")]
     layouts = [tuple(int(v) for v in layout.split("x")) for layout in options.layouts.split(",")]
     warnings.simplefilter("ignore")
     machine = torch.cuda.get_device_name() if options.device == "cuda" else platform.processor() or platform.machine()
-    print(f"{machine}, torch {torch.__version__}, {torch.get_num_threads()} threads: time ratio (memory ratio) to plain")
+    print(
+        f"{machine}, torch {torch.__version__}, {torch.get_num_threads()} threads: time ratio (memory ratio) to plain"
+    )
     print(f"{'model':<12}{'classes':>9}{'plain ms':>10}" + "".join(f"{c:>16}" for c in contenders[1:]), flush=True)
     rows = []
     for name in options.models.split(","):
         for layout in layouts:
-            results = measure(name, layout, contenders, options.device, options.seconds)
+            results = measure(name, layout, contenders, options.device, options.seconds, options.grouped)
             rows.append({"model": name, "layout": layout, "results": results})
             cells = [f"{results['plain']['seconds'] * 1e3:>10.1f}"]
             for c in contenders[1:]:
                 r = results[c]
-                cells.append(f"{'–':>16}" if "failed" in r else f"{r['time_ratio']:>9.2f} ({r['memory_ratio']:.1f})".rjust(16))
+                ratios = "–" if "failed" in r else f"{r['time_ratio']:.2f} ({r['memory_ratio']:.1f})"
+                cells.append(f"{ratios:>16}")
             print(f"{name:<12}{f'{layout[0]}x{layout[1]}':>9}" + "".join(cells), flush=True)
             for c in contenders[1:]:
                 if "failed" in results[c]:
