@@ -68,7 +68,8 @@ class ClassLayout:
     def sum(self, values: Tensor) -> Tensor:
         """Sum per-example values, in the order of the batch, by class: (N, ...) to (L, ...)."""
         if values.is_cuda:  # index_add is not deterministic there
-            return (self.members(values.dtype) @ self.group(values).flatten(1)).view(len(self), *values.shape[1:])
+            rows = self.group(values).reshape(len(values), -1)
+            return (self.members(values.dtype) @ rows).view(len(self), *values.shape[1:])
         return values.new_zeros(len(self), *values.shape[1:]).index_add_(0, self.index, values)
 
 
