@@ -1,0 +1,16 @@
+"""Sphinx settings: `make docs`."""
+
+from classgrad import __version__
+
+project = "classgrad"
+author = "The classgrad developers"
+release = version = __version__
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.viewcode"]
+myst_enable_extensions = ["dollarmath", "amsmath", "deflist"]
+myst_heading_anchors = 4
+exclude_patterns = ["_build"]
+html_theme = "furo"
+html_title = f"classgrad {release}"
+autodoc_member_order = "bysource"
+autodoc_typehints = "signature"
+nitpicky = False
