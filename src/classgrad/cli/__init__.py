@@ -20,4 +20,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         package = str(error.name).partition(".")[0]
         print(f"classgrad: the command needs the package {package}: pip install 'classgrad[lab]'", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:  # the imports take seconds
+        return 130
     return run(arguments)

@@ -27,25 +27,15 @@ class _Bar:
         )
         self._task = self._progress.add_task(f"downloading {name}", total=None)
         self._progress.start()
-        self._total = 0
-
-    @property
-    def total(self) -> int:
-        """Bytes to come; pooch sets it."""
-        return self._total
-
-    @total.setter
-    def total(self, value: int) -> None:
-        self._total = value
-        self._progress.update(self._task, total=value or None)
+        self.total = 0  # pooch sets it when it knows
 
     def update(self, amount: int) -> None:
         """So many more bytes have come."""
-        self._progress.update(self._task, advance=amount)
+        self._progress.update(self._task, total=self.total or None, advance=amount)
 
     def reset(self) -> None:
         """Count from the start again, as pooch does before its last update."""
-        self._progress.reset(self._task, total=self._total or None)
+        self._progress.reset(self._task)
 
     def close(self) -> None:
         """Remove the bar."""

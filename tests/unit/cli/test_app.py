@@ -105,6 +105,17 @@ def test_without_the_extra_one_line_says_what_to_install(
     assert capsys.readouterr() == ("", line)
 
 
+def test_an_interrupt_while_starting_is_code_130(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Interrupting:
+        def find_spec(self, name: str, *args: object) -> None:
+            if name == "classgrad.cli._app":
+                raise KeyboardInterrupt
+
+    monkeypatch.delitem(sys.modules, "classgrad.cli._app")
+    monkeypatch.setattr(sys, "meta_path", [Interrupting(), *sys.meta_path])
+    assert main(["data", "list"]) == 130
+
+
 def test_every_command_explains_itself() -> None:
     def commands(group: object) -> list[object]:
         inner = getattr(group, "commands", {})
