@@ -26,7 +26,7 @@ class GradientTable:
         """All class gradients as one L × P matrix, the parameters in the model's order."""
         if not self.named:
             return torch.zeros(len(self.classes), 0)
-        return torch.cat([rows.flatten(1) for rows in self.named.values()], 1)
+        return torch.cat([rows.reshape(len(rows), -1) for rows in self.named.values()], 1)
 
     @property
     def gram(self) -> Tensor:

@@ -24,6 +24,8 @@ class Prefer(Rule):
     """
 
     def __init__(self, rule: Rule, preferences: Mapping[int, float] | Sequence[float]) -> None:
+        if not isinstance(rule, Rule):
+            raise InputError(f"Parameter `rule` should be a rule such as Normalize(). Found {rule!r}.")
         pairs = preferences.items() if isinstance(preferences, Mapping) else enumerate(preferences)
         self.rule = rule
         self.preferences = {int(label): float(value) for label, value in pairs}

@@ -26,7 +26,13 @@ class GramianRule(Rule):
         index = statistics.active.nonzero().squeeze(1)
         weights = gram.new_zeros(gram.shape[0])
         if len(index):
-            weights[index] = self.weighting(gram[index][:, index]).to(gram.dtype)
+            found = self.weighting(gram[index][:, index])
+            if found.shape != index.shape:
+                raise InputError(
+                    f"Parameter `weighting` should return one weight per row of the Gram matrix, {len(index)}. "
+                    f"Found shape {tuple(found.shape)}."
+                )
+            weights[index] = found.to(gram.dtype)
         return weights
 
     def __repr__(self) -> str:
@@ -36,7 +42,8 @@ class GramianRule(Rule):
 def from_torchjd(weighting: Callable[..., Any]) -> Rule:
     """Turn a TorchJD Gramian weighting (``UPGradWeighting()``, ``MGDAWeighting()``, …) into a rule.
 
-    Its Jacobian's rows are the class gradients. Anything that maps a Gram matrix to one weight per row will do.
+    Its Jacobian's rows are the class gradients. Anything that maps a Gram matrix to one weight per row will do, but not
+    a weighting that TorchJD documents as one of the Jacobian itself (``MoDoWeighting``), nor an aggregator.
 
     >>> import torch
     >>> rule = from_torchjd(lambda gram: gram.diagonal().rsqrt())  # PCN, written as a Gramian weighting
@@ -48,5 +55,10 @@ def from_torchjd(weighting: Callable[..., Any]) -> Rule:
         raise InputError(
             f"Parameter `weighting` should be callable on a Gram matrix, as torchjd.aggregation.UPGradWeighting() is. "
             f"Found {type(weighting).__name__}."
+        )
+    if any(base.__name__ == "Aggregator" for base in type(weighting).__mro__):
+        raise InputError(
+            f"Parameter `weighting` should be a weighting, not an aggregator: {type(weighting).__name__} returns a "
+            f"direction; use {type(weighting).__name__}Weighting()."
         )
     return GramianRule(weighting)
