@@ -40,7 +40,7 @@ RATES: dict[str, dict[str, float]] = {
 }
 """Learning rates, each the best of the same five for its algorithm by validation recall (benchmarks/demo_rates.py)."""
 
-STEPS = {"digits-bi20": 600, "digits-mul10": 600}
+STEPS = {"digits-bi20": 400, "digits-mul10": 400}
 SEEDS = (0, 1, 2)
 
 
@@ -68,6 +68,7 @@ def demo_spec(data: str, algorithm: str, seed: int, lr: float | None = None) -> 
         lr=RATES[data][algorithm] if lr is None else lr,
         steps=STEPS[data],
         model="mlp",
+        model_options={"hidden": [64]},
         batch_size=64,
         seed=seed,
         grid="log:30",
