@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._compile import _disable_dynamo
 from torch.autograd.graph import GradientEdge
 from torch.utils.hooks import RemovableHandle
 
@@ -91,7 +92,7 @@ class Capture:
         """Make the hooks that copies and pickles of a model carry along do nothing."""
         return _closed, ()
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    @_disable_dynamo  # torch.compiler.disable, but it loads the compiler at the first call rather than here
     def _hook(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Tensor | None:
         if self.closed or not isinstance(output, Tensor) or not output.requires_grad:
             return None

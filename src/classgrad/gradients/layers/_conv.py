@@ -63,7 +63,7 @@ class ConvTerm(Term):
         self._examples_at_a_time = max(1, rates(a.device.type).rows_bytes // max(1, per_example))
 
     def _rows(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
-        """Return both sides of a range of classes as rows: (N, positions, channels × kernel), (N, positions, channels)."""
+        """Return a range of classes as rows, (N, positions, channels × kernel) and (N, positions, channels)."""
         first, last = self.layout.span(start, stop)
         a, b = self.a[first:last], self.b[first:last]
         slid, rows = (b, a) if self.module.transposed else (a, b)
