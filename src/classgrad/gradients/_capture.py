@@ -94,6 +94,8 @@ class Capture:
 
     @_disable_dynamo  # torch.compiler.disable, but it loads the compiler at the first call rather than here
     def _hook(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Tensor | None:
+        if self.closed:
+            self.close()
         if self.closed or not isinstance(output, Tensor) or not output.requires_grad:
             return None
         if torch._C._current_graph_task_id() != -1:  # gradient checkpointing runs the layer again
@@ -113,6 +115,10 @@ class Capture:
             if node in graph:
                 node.call = None
                 del self._nodes[key]
+
+    def abandon(self) -> None:
+        """Do nothing from now on; safe at any moment, where removing a hook could disturb the loop that calls it."""
+        self.closed = True
 
     def close(self) -> None:
         """Remove the hooks."""

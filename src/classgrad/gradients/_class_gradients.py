@@ -107,7 +107,7 @@ class ClassGradients:
         self._scaler: GradScaler | None = None
         self._reference: Reference | None = None
         self._sparse = sparse_parameters(model)
-        self._close = weakref.finalize(self, self._engines.close)
+        weakref.finalize(self, self._engines.abandon)
 
     def __enter__(self) -> ClassGradients:
         return self
@@ -119,7 +119,7 @@ class ClassGradients:
 
     def close(self) -> None:
         """Remove the hooks from the model, as dropping the object does too; it is of no use afterwards."""
-        self._close()
+        self._engines.close()
 
     @property
     def parameters(self) -> list[nn.Parameter]:

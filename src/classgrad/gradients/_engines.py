@@ -49,6 +49,10 @@ class Engines:
         """Remove the hooks."""
         self._capture.close()
 
+    def abandon(self) -> None:
+        """Leave the hooks to remove themselves when they are called next."""
+        self._capture.abandon()
+
     @property
     def closed(self) -> bool:
         """Whether the hooks are gone."""
