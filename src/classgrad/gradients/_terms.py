@@ -55,6 +55,11 @@ class Term(ABC):
         """The size of one class gradient, at least in single precision."""
         return 8 * self.shape.numel() if torch.get_default_dtype() == torch.float64 else 4 * self.shape.numel()
 
+    @property
+    def kept(self) -> Tensor | None:
+        """The class gradients, if they are held."""
+        return self._kept
+
     def keep(self) -> Tensor | None:
         """Make and hold all class gradients if memory allows; from then on everything is read off them."""
         if self._kept is None and self.memory.take(self.classes * self.bytes_per_class):
