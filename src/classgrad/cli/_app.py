@@ -10,7 +10,7 @@ import typer
 
 from classgrad._errors import InputError
 from classgrad._version import __version__
-from classgrad.cli import _compare, _data, _demo, _predict, _theory, _train
+from classgrad.cli import _compare, _data, _demo, _predict, _report, _theory, _train
 
 app = typer.Typer(
     help="Learning under class imbalance: train, compare and look at every class.",
@@ -21,6 +21,7 @@ app.command()(_demo.demo)
 app.command()(_train.train)
 app.command()(_compare.compare)
 app.command()(_predict.predict)
+app.command()(_report.report)
 app.add_typer(_data.app, name="data")
 app.add_typer(_theory.app, name="theory")
 

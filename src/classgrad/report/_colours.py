@@ -7,6 +7,7 @@ deuteranopia or tritanopia); algorithms get the hues of Okabe and Ito (2008), le
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +22,7 @@ _ALGORITHMS = {
     "light": ("#000000", "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#b07800", "#3a9bd9"),
     "dark": ("#f2f2f2", "#4ea8e6", "#ff8a3d", "#2fd0a2", "#eaa0cb", "#e8b62d", "#9ad4ff"),
 }
+_DASHES = ("solid", "dash", "dot", "dashdot")
 
 _TO_LMS = np.array(
     [
@@ -50,14 +52,26 @@ def class_colours(count: int, theme: str = "light") -> list[str]:
     return [_hex(colour) for colour in np.stack(mixed, axis=-1)]
 
 
-def algorithm_colours(count: int, theme: str = "light") -> list[str]:
-    """Colours of ``count`` algorithms, as #rrggbb; they come again after the seventh."""
-    return [_ALGORITHMS[theme][place % len(_ALGORITHMS[theme])] for place in range(count)]
+@dataclass(frozen=True)
+class Look:
+    """How the line of an algorithm looks: its colour in every theme, and its dashes as plotly names them."""
+
+    colours: dict[str, str]
+    dash: str
 
 
-def ramp(theme: str = "light") -> Sequence[str]:
-    """Colours that the classes' ramp passes through."""
-    return _CLASS_ANCHORS[theme]
+def algorithm_looks(names: Sequence[str]) -> dict[str, Look]:
+    """Give every algorithm a look of its own, the same wherever it appears.
+
+    >>> [look.dash for look in algorithm_looks("abcdefgh").values()][-2:]
+    ['solid', 'dash']
+    """
+    distinct = list(dict.fromkeys(names))
+    hues = len(_ALGORITHMS["light"])
+    return {
+        name: Look({theme: _ALGORITHMS[theme][at % hues] for theme in THEMES}, _DASHES[at // hues % len(_DASHES)])
+        for at, name in enumerate(distinct)
+    }
 
 
 def _oklab(colour: str) -> NDArray[np.float64]:

@@ -101,8 +101,9 @@ QUANTITIES = (
         title="Angle to the others",
         axis="angle α [degrees]",
         scale="linear",
-        explanation="Angle between a class's gradient and the sum of the others. Above 90° they push against it; with "
-        "a large Cₜ as well, a step of plain gradient descent makes the class worse: 1 + Cₜ cos α < 0.",
+        explanation="Angle between a class's gradient and the sum of the others (of two classes, the same for both). "
+        "Above 90° they push against it; with a large Cₜ as well, a step of plain gradient descent makes the class "
+        "worse: 1 + Cₜ cos α < 0.",
         series="gram",
         read=lambda run, _: np.degrees(np.arccos(run.cos_alpha)),
         limits=(0, 180),
@@ -160,8 +161,8 @@ def lines_of(problem: Problem) -> list[Line]:
 def curves_of(experiment: Experiment, quantity: Quantity, split: str, lines: Sequence[Line]) -> Curves | None:
     """Average a quantity over the seeds; None where it was not measured.
 
-    The band of a class is its standard error over seeds; that of a group holds four fifths of its classes (10th to
-    90th percentile of their means over seeds).
+    The band of a class is its standard error over seeds. The line of a group is the mean of its classes (the median on
+    a logarithmic axis), its band holds four fifths of them (10th to 90th percentile of their means over seeds).
     """
     curve = _averaged(experiment, quantity, split)
     if curve is None:
@@ -170,7 +171,7 @@ def curves_of(experiment: Experiment, quantity: Quantity, split: str, lines: Seq
         chosen = np.concatenate([line.classes for line in lines])
         mean, error = curve.mean.T[chosen], curve.error.T[chosen]
         return Curves(curve.steps, mean, mean - error, mean + error)
-    grouped = [_group(curve.mean[:, line.classes]) for line in lines]
+    grouped = [_group(curve.mean[:, line.classes], quantity.scale) for line in lines]
     middle, low, high = (np.stack(parts) for parts in zip(*grouped, strict=True))
     return Curves(curve.steps, middle, low, high, grouped=True)
 
@@ -209,13 +210,14 @@ def step_ticks(last: int) -> list[int]:
     return [0, *(10**power for power in range(len(str(max(last, 1)))))]
 
 
-def _group(values: Values) -> tuple[Values, Values, Values]:
-    """Mean and 10th and 90th percentile over the classes that have a value at each point."""
+def _group(values: Values, scale: str) -> tuple[Values, Values, Values]:
+    """Middle, 10th and 90th percentile over the classes that have a value at each point."""
+    middle = np.nanmedian if scale == "log" else np.nanmean
     masked = np.where(np.isfinite(values), values, np.nan)
     empty = np.isnan(masked).all(axis=1)
     masked[empty] = 0.0
     low, high = np.nanpercentile(masked, (10, 90), axis=1)
-    parts = np.nanmean(masked, axis=1), low, high
+    parts = middle(masked, axis=1), low, high
     for part in parts:
         part[empty] = np.nan
     return parts

@@ -75,6 +75,11 @@ class Problem:
         return np.argsort(-self.counts, kind="stable")
 
     @property
+    def last(self) -> int:
+        """The last measured step of any run."""
+        return max(int(run.steps[-1]) for run in self.runs)
+
+    @property
     def classes(self) -> list[str]:
         """The names of the classes from majority to minority."""
         return [self.runs[0].classes[label] for label in self.order]

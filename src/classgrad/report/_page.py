@@ -43,7 +43,7 @@ READING = (
 )
 READING_GROUPS = (
     f" A data set of more than {MANY} classes is drawn as three groups of classes by size: lines are means over the "
-    "classes and the seeds, bands hold four fifths of the classes."
+    "classes (medians on logarithmic axes), bands hold four fifths of the classes."
 )
 
 
@@ -68,7 +68,7 @@ def render(problems: Sequence[Problem], title: str, figures: Sequence[dict[str, 
         glossary=GLOSSARY,
         quantities=QUANTITIES,
         problems=_views(problems),
-        commands="\n".join(line for problem in problems for line in commands(problem)),
+        commands=[line for problem in problems for line in commands(problem)],
         figures=figures,
     )
     return page
@@ -158,13 +158,18 @@ def _kind(title: str, row: ResultRow, rows: Sequence[ResultRow]) -> str:
     return "best" if known and merit(row.summary) == max(known) else ""
 
 
+_TOLD = {"model": "model", "optimizer": "optimizer", "lr": "learning rate", "steps": "steps"}
+
+
 def _facts(problem: Problem) -> str:
-    counts, shared = problem.counts, dict(settings(problem)[0])
+    shared, differing = (dict(part) for part in settings(problem))
+    counts = problem.counts
     ratio = f"{counts.max() / counts.min():.3g} : 1 from the largest to the smallest" if counts.min() else "one empty"
     seeds = sorted({len(experiment.runs) for experiment in problem.experiments})
     parts = [f"{len(counts)} classes, {ratio}", f"{' to '.join(map(str, seeds))} seed{'s' * (seeds != [1])} each"]
-    parts += [f"{name} {shared[name]}" for name in ("model", "optimizer", "lr") if name in shared]
-    return "; ".join([*parts, *([f"{shared['steps']} steps"] if "steps" in shared else [])]) + "."
+    known = {**{name: listing(sorted(set(values))) for name, values in differing.items()}, **shared}
+    parts += [f"{title} {known[name]}" for name, title in _TOLD.items() if name in known]
+    return "; ".join(parts) + "."
 
 
 def _sizes(problem: Problem) -> list[dict[str, Any]]:

@@ -6,6 +6,7 @@ import base64
 import gzip
 import json
 from collections.abc import Sequence
+from dataclasses import asdict
 from functools import reduce
 from typing import Any
 
@@ -13,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from classgrad.dynamics import SPLITS
-from classgrad.report._colours import THEMES, algorithm_colours, class_colours
+from classgrad.report._colours import THEMES, Look, algorithm_looks, class_colours
 from classgrad.report._curves import (
     MANY,
     OVERVIEW,
@@ -32,31 +33,14 @@ from classgrad.report._experiments import PREFERRED_SPLITS, Experiment, Problem
 DIGITS = 4
 """Significant digits of the numbers in the page."""
 
-DASHES = ("solid", "dash", "dot", "dashdot")
-"""How algorithms beyond the seventh, whose colours come again, are told apart."""
-
 
 def payload(problems: Sequence[Problem]) -> dict[str, Any]:
     """Gather everything the script draws."""
-    names = list(dict.fromkeys(e.label for problem in problems for e in problem.experiments))
-    looks = dict(zip(names, algorithm_looks(len(names)), strict=True))
+    looks = algorithm_looks([e.label for problem in problems for e in problem.experiments])
     return {
         "quantities": [_quantity(quantity) for quantity in QUANTITIES],
         "problems": [_problem(problem, looks) for problem in problems],
     }
-
-
-def algorithm_looks(count: int) -> list[dict[str, Any]]:
-    """Colours and dashes of ``count`` algorithms."""
-    colours = {theme: algorithm_colours(count, theme) for theme in THEMES}
-    distinct = len(set(colours["light"]))
-    return [
-        {
-            "colours": {theme: colours[theme][place] for theme in THEMES},
-            "dash": DASHES[place // distinct % len(DASHES)],
-        }
-        for place in range(count)
-    ]
 
 
 def packed(text: str) -> str:
@@ -86,23 +70,22 @@ def _quantity(quantity: Quantity) -> dict[str, Any]:
     }
 
 
-def _problem(problem: Problem, looks: dict[str, dict[str, Any]]) -> dict[str, Any]:
+def _problem(problem: Problem, looks: dict[str, Look]) -> dict[str, Any]:
     lines = lines_of(problem)
     counts = problem.counts[problem.order].tolist()
     drops = [{split: view_drop(e, split) for split in e.splits} for e in problem.experiments]
-    last = max(int(run.steps[-1]) for run in problem.runs)
     splits = [s for s in PREFERRED_SPLITS if any(s in run.splits for run in problem.runs)]
     return {
         "label": problem.label,
         "classes": [{"name": name, "count": count} for name, count in zip(problem.classes, counts, strict=True)],
         "lines": [{"label": line.label, "name": line.name} for line in lines],
         "colours": {theme: class_colours(len(lines), theme) for theme in THEMES},
-        "last": last,
-        "ticks": step_ticks(last),
+        "last": problem.last,
+        "ticks": step_ticks(problem.last),
         "splits": splits or list(PREFERRED_SPLITS[-1:]),
         "opening": _opening(problem, drops),
         "experiments": [
-            {"label": e.label, **looks[e.label], **_experiment(problem, e, found)}
+            {"label": e.label, **asdict(looks[e.label]), **_experiment(problem, e, found)}
             for e, found in zip(problem.experiments, drops, strict=True)
         ],
     }
@@ -159,7 +142,7 @@ def _span(span: Span | None, lines: Sequence[Any]) -> dict[str, Any] | None:
 
 
 def _confusions(problem: Problem, experiment: Experiment, split: str, span: Span | None) -> dict[str, Any]:
-    last = int(reduce(np.intersect1d, [run.steps for run in experiment.averaged])[-1])
+    last = final_step(experiment)
     moments = {"final": (last, f"at the end (step {last:,})")}
     if span is not None:
         moments["bottom"] = (span.bottom, f"at the bottom of the drop (step {span.bottom:,})")
@@ -167,6 +150,11 @@ def _confusions(problem: Problem, experiment: Experiment, split: str, span: Span
         moment: {"title": title, "matrix": confusion_at(problem, experiment, split, step).tolist()}
         for moment, (step, title) in moments.items()
     }
+
+
+def final_step(experiment: Experiment) -> int:
+    """Find the last step that all seeds measured."""
+    return int(reduce(np.intersect1d, [run.steps for run in experiment.averaged])[-1])
 
 
 def confusion_at(problem: Problem, experiment: Experiment, split: str, step: int) -> NDArray[np.int64]:

@@ -116,11 +116,11 @@ def _mid(summary: Summary) -> str:
 
 
 COLUMNS: dict[str, Callable[[Summary], str]] = {
-    "seeds": lambda summary: str(len(summary.seeds)),
     "peak macro recall": lambda summary: percent(summary.peak),
     "R*": lambda summary: percentage(summary.tau.threshold),
     "steps to R*": _tau,
     "minority recall": lambda summary: percent(summary.minority_final),
     "minority initial drop": _mid,
+    "seeds": lambda summary: str(len(summary.seeds)),
 }
 """The columns of numbers, and how they are written."""

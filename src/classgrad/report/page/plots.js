@@ -25,7 +25,16 @@ const axisLook = (theme) => ({
 });
 
 // Divisions of a logarithmic axis: 1, 2, 5 where it is short, whole powers of ten where it is long.
-const decades = ([low, high]) => (high - low < 2 ? "D2" : Math.ceil((high - low) / 6));
+function logTicks([low, high]) {
+  const every = Math.ceil((high - low) / 6);
+  const powers = Array.from({ length: Math.floor(high) - Math.floor(low) + 1 }, (_, k) => Math.floor(low) + k);
+  const written = (factor, power) =>
+    Math.abs(power) > 3 ? `${factor > 1 ? `${factor}·` : ""}10<sup>${power}</sup>` : (factor * 10 ** power).toLocaleString("en");
+  const ticks = powers
+    .filter((power) => power % every === 0)
+    .flatMap((power) => (high - low < 2 ? [1, 2, 5] : [1]).map((factor) => [factor, power]));
+  return { tickvals: ticks.map(([factor, power]) => factor * 10 ** power), ticktext: ticks.map((tick) => written(...tick)) };
+}
 
 function stepAxis(problem, theme) {
   return {
@@ -56,7 +65,8 @@ function frame(theme, more) {
 // The ends of a value axis, in its own units (powers of ten where it is logarithmic), for all curves that share it.
 function valueRange(quantity, curves) {
   if (quantity.limits) {
-    const highest = Math.max(...curves.flatMap((curve) => finite(curve.mean.flat())), quantity.limits[0]);
+    const values = curves.flatMap((curve) => finite([...curve.mean.flat(), ...curve.high.flat()]));
+    const highest = values.reduce((a, b) => Math.max(a, b), quantity.limits[0]);
     const high = Math.min(quantity.limits[1], quantity.ticks * Math.max(1, Math.ceil((1.05 * highest) / quantity.ticks)));
     const margin = 0.03 * (high - quantity.limits[0]);
     return [quantity.limits[0] - margin, high + margin];
@@ -76,8 +86,7 @@ function valueAxis(quantity, range, theme) {
     type: quantity.scale,
     range,
     title: { text: quantity.axis, standoff: 6, font: { size: 13 } },
-    dtick: range[1] < 2 * quantity.ticks ? quantity.ticks / 4 : quantity.ticks ?? (quantity.scale === "log" ? decades(range) : undefined),
-    tickformat: "~g",
+    ...(quantity.scale === "log" ? logTicks(range) : { dtick: range[1] < 2 * quantity.ticks ? quantity.ticks / 4 : quantity.ticks }),
     ...axisLook(theme),
   };
 }
@@ -113,8 +122,9 @@ function curve(curves, line, name, colour, more) {
   };
 }
 
-// Rising places at least `gap` apart, as near as can be to the given ones: those that touch share their mean shift.
-function apart(places, gap) {
+// Rising places at least `gap` apart and, if there is room, between 0 and `top`, near the given ones: those that would
+// touch share their mean shift.
+function apart(places, gap, top) {
   const heaps = [];
   places.forEach((at, k) => {
     let heap = { wish: at - k * gap, size: 1 };
@@ -124,7 +134,8 @@ function apart(places, gap) {
     }
     heaps.push(heap);
   });
-  return heaps.flatMap(({ wish, size }) => Array(size).fill(wish)).map((wish, k) => wish + k * gap);
+  const bound = Math.max(0, top - (places.length - 1) * gap);
+  return heaps.flatMap(({ wish, size }) => Array(size).fill(Math.min(Math.max(wish, 0), bound))).map((wish, k) => wish + k * gap);
 }
 
 // Names beside the ends of their lines, pushed apart where they would overlap.
@@ -133,7 +144,7 @@ function endLabels(ends, range, log) {
   const pixel = (value) => (inner * ((log ? Math.log10(value) : value) - range[0])) / (range[1] - range[0]);
   const known = ends.filter(({ value }) => value !== null && (!log || value > 0));
   const sorted = known.map((end) => ({ ...end, at: pixel(end.value) })).sort((a, b) => a.at - b.at);
-  const places = apart(sorted.map(({ at }) => at), LABEL_GAP);
+  const places = apart(sorted.map(({ at }) => at), LABEL_GAP, inner);
   return sorted.map((end, k) => ({
     text: escaped(shortened(end.name, 19)),
     font: { color: end.colour, size: 12 },
@@ -255,6 +266,13 @@ function mapFigure({ problem, quantity, map, theme }) {
   return { data, layout: { ...layout, margin: { ...MARGIN, r: 8 } } };
 }
 
+// From one colour to another with the root of the value: among many classes, small shares must show too.
+function rootScale(from, to) {
+  const parts = (colour) => [1, 3, 5].map((at) => parseInt(colour.slice(at, at + 2), 16));
+  const mixed = (share) => parts(from).map((part, k) => Math.round(part + share * (parts(to)[k] - part)));
+  return [0, 0.01, 0.04, 0.09, 0.16, 0.25, 0.49, 1].map((value) => [value, `rgb(${mixed(Math.sqrt(value)).join(",")})`]);
+}
+
 function confusionFigure({ problem, matrix, theme, width }) {
   const names = problem.classes.map(({ name }) => escaped(shortened(name, 14)));
   const full = problem.classes.map(({ name }) => escaped(name));
@@ -262,7 +280,8 @@ function confusionFigure({ problem, matrix, theme, width }) {
   const shares = matrix.map((row, at) => row.map((count) => (totals[at] ? (100 * count) / totals[at] : null)));
   const few = names.length <= 12;
   const size = Math.min(width, few ? 170 + 58 * Math.min(names.length, 5) : 460);
-  const left = few ? 24 + 7.2 * Math.max(...names.map((name) => Math.min(name.length, 14))) : 58;
+  const longest = Math.max(...problem.classes.map(({ name }) => Math.min(name.length, 14)));
+  const left = few ? 28 + 7.2 * longest : 58;
   const ticks = few
     ? { tickvals: names.map((_, at) => at), ticktext: names }
     : { tickvals: [0, names.length - 1], ticktext: ["1", String(names.length)] };
@@ -273,7 +292,7 @@ function confusionFigure({ problem, matrix, theme, width }) {
     zmax: 100,
     xgap: few ? 1 : 0,
     ygap: few ? 1 : 0,
-    colorscale: [[0, theme.card], [1, theme.matrix]],
+    colorscale: few ? [[0, theme.card], [1, theme.matrix]] : rootScale(theme.card, theme.matrix),
     showscale: !few,
     colorbar: colourBar("% of the true class"),
     texttemplate: few ? "%{z:.0f}" : "",
@@ -285,7 +304,7 @@ function confusionFigure({ problem, matrix, theme, width }) {
   const layout = frame(theme, {
     height: size,
     width: few ? size : width,
-    xaxis: { ...axis, side: "bottom", title: { text: "given to", standoff: 6, font: { size: 13 } }, tickangle: few && names.length > 4 ? -45 : 0, automargin: true },
+    xaxis: { ...axis, side: "bottom", title: { text: "given to", standoff: 6, font: { size: 13 } }, tickangle: few && names.length > 4 && longest > 3 ? -45 : 0, automargin: true },
     yaxis: { ...axis, autorange: "reversed", title: { text: "true class", standoff: 4, font: { size: 13 } }, automargin: true },
     dragmode: false,
   });
