@@ -125,7 +125,8 @@ def noise(
     output = Output(json, quiet)
     generator = torch.Generator().manual_seed(seed)
     folder = Path(source)
-    if (folder / RECORD).is_file():
+    is_run = (folder / RECORD).is_file()
+    if is_run:
         gathered = trained_source(folder, examples, generator, data_dir)
     else:
         data = load_source(
@@ -134,8 +135,8 @@ def noise(
         gathered = drawn_source(data, model, examples, generator)
     sizes = _sizes(batch_sizes, gathered)
     study = noise_study(gathered.gradients, sizes, draws=draws, generator=generator)
-    place = folder if folder.is_dir() else Path()
-    figure = draw_noise(study, gathered.classes, gathered.title, _figure_path(out, place, "noise.png"))
+    place = _figure_path(out, folder if is_run else Path(), "noise.png")
+    figure = draw_noise(study, gathered.classes, gathered.title, place)
     rows = _noise_rows(study, gathered.classes)
     output.table(_NOISE_COLUMNS, map(_noise_cells, rows), title=gathered.title)
     output.say(f"figure: {figure}")
@@ -216,7 +217,7 @@ def _describe(output: Output, found: RunAnalysis) -> None:
     run = found.run
     lowest = found.margin.amin(0)
     output.table(
-        ["class", "examples", "steps seen", "predicted worse", "got worse", "both", "smallest margin"],
+        ["class", "examples", "steps seen", "predicted worse", "got worse", "both", "at steps", "smallest margin"],
         [
             (
                 name,
@@ -225,6 +226,7 @@ def _describe(output: Output, found: RunAnalysis) -> None:
                 int(found.predicted_worse[:, label].sum()),
                 int(found.got_worse[:, label].sum()),
                 int((found.predicted_worse & found.got_worse)[:, label].sum()),
+                _ranges(run.steps[(found.predicted_worse & found.got_worse)[:, label].numpy()].tolist()),
                 f"{float(lowest[label]):.4g}",
             )
             for label, name in enumerate(run.classes)
@@ -242,6 +244,19 @@ def _describe(output: Output, found: RunAnalysis) -> None:
         f"end of the run: {float(found.end.gd):.3g} from a fixed point of GD, {float(found.end.pcngd):.3g} from one of "
         "PCNGD (0 at one, 1 where all class gradients are parallel)"
     )
+
+
+def _ranges(steps: Sequence[int], most: int = 4) -> str:
+    """Write steps as ranges.
+
+    >>> _ranges([0, 1, 2, 7, 9, 10])
+    '0-2, 7, 9-10'
+    """
+    known = set(steps)
+    starts = [step for step in steps if step - 1 not in known]
+    ends = [step for step in steps if step + 1 not in known]
+    texts = [str(a) if a == b else f"{a}-{b}" for a, b in zip(starts, ends, strict=True)]
+    return ", ".join(texts[:most]) + (", ..." if len(texts) > most else "")
 
 
 def _bound_cells(bound: Bound) -> Sequence[object]:
@@ -263,6 +278,9 @@ def _analysis_facts(found: RunAnalysis) -> dict[str, Any]:
         "predicted_worse": found.predicted_worse.sum(0).tolist(),
         "got_worse": found.got_worse.sum(0).tolist(),
         "both": (found.predicted_worse & found.got_worse).sum(0).tolist(),
+        "both_at_steps": [
+            run.steps[mask.numpy()].tolist() for mask in (found.predicted_worse & found.got_worse).unbind(-1)
+        ],
         "largest_step": found.limit.tolist(),
         "smoothness": found.constants.smoothness.value.tolist(),
         "smoothness_from": found.constants.smoothness.how,

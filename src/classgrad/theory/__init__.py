@@ -15,7 +15,7 @@ docs/theory.md explains every statement.
 
 from classgrad.theory._analysis import RunAnalysis, analyze_run
 from classgrad.theory._check import THEOREMS, CheckRow, Theorem, check
-from classgrad.theory._conditions import gd_margin, largest_step, pcn_margin, rule_weights, worst_ratio
+from classgrad.theory._conditions import RuleName, gd_margin, largest_step, pcn_margin, rule_weights, worst_ratio
 from classgrad.theory._constants import (
     least_squares_constants,
     logistic_constants,
@@ -80,6 +80,7 @@ __all__ = [
     "Problem",
     "Quadratics",
     "Ramps",
+    "RuleName",
     "RunAnalysis",
     "Statement",
     "StochasticRuns",

@@ -66,7 +66,7 @@ def example_gradients(
 def estimate_smoothness(
     losses: Losses, points: Iterable[Tensor], *, iterations: int = 20, generator: torch.Generator
 ) -> Constant:
-    """Estimate L_2 of every class: the largest |eigenvalue| of its Hessian at the points of a run, by power iteration.
+    """Estimate L_2 of every class: the largest eigenvalue (in size) of its Hessian along a run, by power iteration.
 
     Below the true constant in two ways: the iteration converges from below, and a run visits few points.
     """

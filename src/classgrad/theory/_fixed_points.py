@@ -40,9 +40,11 @@ def fixed_points(gram: Tensor, counts: Tensor) -> FixedPoints:
     (0.0, 0.0, [1.0, 60.0])
     """
     norms = class_norms(gram)
-    if counts.shape != norms.shape[-1:] or not bool((counts > 0).all()):
-        raise InputError(f"Parameter `counts` should be {norms.shape[-1]} numbers above 0. Found {counts.tolist()}.")
+    if counts.shape != norms.shape[-1:] or not bool((counts >= 0).all()):
+        raise InputError(
+            f"Parameter `counts` should be {norms.shape[-1]} numbers, none negative. Found {counts.tolist()}."
+        )
     plain = direction_length(gram, torch.ones_like(norms)).sqrt().squeeze(-1) / norms.sum(-1)
     unit = direction_length(gram, normalizing_weights(gram)).sqrt().squeeze(-1) / (norms > 0).sum(-1)
-    mean = norms / counts
+    mean = torch.where(counts > 0, norms / counts, torch.nan)
     return FixedPoints(gd=plain, pcngd=unit, mean_ratio=mean / mean[..., :1])

@@ -73,7 +73,7 @@ class Quadratics:
 
 @dataclass(frozen=True, eq=False)
 class Ramps:
-    """f^(l)(x) = h(⟨v_l, x⟩ + b_l) with Huber's h (u²/2 up to |u| = 1, then |u| - 1/2).
+    """f^(l)(x) = h(⟨v_l, x⟩ + b_l) with Huber's h: u²/2 for u within ±1, then ±u - 1/2.
 
     Lipschitz *and* smooth on the whole space, as the paper assumes, with gradients of constant length on the slopes.
     ``directions`` v has shape (..., classes, D), ``offsets`` b (..., classes).

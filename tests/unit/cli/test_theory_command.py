@@ -100,6 +100,7 @@ def test_run_as_json_counts_who_got_worse(capsys, full_record, tmp_path):
     assert code == 0
     assert facts["predicted_worse"][1] > 0
     assert facts["both"][1] == min(facts["predicted_worse"][1], facts["got_worse"][1])
+    assert facts["both_at_steps"][1][0] == 0
     assert facts["why_no_bounds"] is None
     assert [bound["violated"] for bound in facts["bounds"]] == [False, False]
     assert facts["measured_change"][-1] == [None, None]

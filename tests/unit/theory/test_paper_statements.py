@@ -17,6 +17,8 @@ from classgrad.theory import (
     conflict,
     descend,
     dominance_ceiling,
+    dominated_bound,
+    dominated_steps,
     fixed_points,
     gd_bound,
     gd_margin,
@@ -167,6 +169,17 @@ def test_no_parabola_is_gradient_dominated_everywhere():
         for x, dominated in ((0.99 / mu, True), (1.01 / mu, False)):
             assert (x / 2 >= mu * x**2 / 2) == dominated
             assert (x**2 / 2 <= dominance_ceiling(1.0, mu)) == dominated
+
+
+def test_th3_breaks_the_condition_that_it_says_it_needs():
+    """ "η_t < 1/(2μ(1 + cos α)) < 1/C_μ", yet the first step is 1/C_μ; the bound holds all the same."""
+    problem = ramps([[1.0], [1.0]], [0.0, 0.0], [1.0])
+    rate = 4.0  # 2 μ (1 + cos α) with μ = ½‖g‖/(f - f_*) = 1
+    assert dominated_steps(rate)(0, torch.eye(2)) == 1 / rate
+    bound = dominated_bound(descend(problem, "pcngd", 20, dominated_steps(rate)), problem.constants)
+    assert float(bound.constants["C_mu"][0, 0]) == rate
+    assert bound.met.all()
+    assert bound.holds.all()
 
 
 def test_dominated_classes_do_not_make_a_dominated_sum():

@@ -103,7 +103,8 @@ def test_conflict_ends_where_its_fixed_points_are():
 
 def test_fixed_points_wants_counts():
     with pytest.raises(InputError, match="counts"):
-        fixed_points(torch.eye(2), torch.tensor([3, 0]))
+        fixed_points(torch.eye(2), torch.tensor([3, -1]))
+    assert fixed_points(torch.eye(2), torch.tensor([3, 0])).mean_ratio.isnan().tolist() == [False, True]
 
 
 def test_logistic_shows_the_drop_under_gd_and_not_under_pcngd():
