@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
+from torch.distributed import ProcessGroup
 
 from classgrad._errors import InputError
 from classgrad.gradients._combine import Reference, Terms
@@ -42,11 +45,36 @@ class Accumulator:
                         "raise it, or send micro-batches class by class and give `total`."
                     )
 
+    def reduce(self, group: ProcessGroup, labels: Sequence[int], parameters: Sequence[nn.Parameter]) -> None:
+        """Add up over the processes of a group, which must agree on the labels and the parameters.
+
+        Normalization is not linear, so it is the class sums that have to be added: one message per class.
+        """
+        device = parameters[0].device
+        zero = torch.zeros((), device=device)
+        counts = torch.tensor([self._counts.get(label, 0) for label in labels], device=device)
+        losses = torch.stack([self._losses.get(label, zero).to(device, torch.float64) for label in labels])
+        reached = torch.tensor([any(p in s for s in self._sums.values()) for p in parameters], device=device)
+        reached = reached.to(torch.int32)
+        for tensor in (counts, losses, reached):
+            distributed.all_reduce(tensor, group=group)
+        common = [p for p, count in zip(parameters, reached.tolist(), strict=True) if count]
+        dtype = promote(parameters[0].detach()).dtype
+        for label, count in zip(labels, counts.tolist(), strict=True):
+            own = self._sums.get(label, {})
+            flat = torch.cat([own.get(p, torch.zeros_like(p, dtype=dtype)).reshape(-1) for p in common] or [zero[None]])
+            if count:
+                distributed.all_reduce(flat, group=group)
+                parts = torch.split(flat, [p.numel() for p in common]) if common else ()
+                self._sums[label] = {p: part.view(p.shape) for p, part in zip(common, parts, strict=True)}
+        self._counts = dict(zip(labels, counts.tolist(), strict=True))
+        self._losses = dict(zip(labels, losses.to(dtype), strict=True))
+
     def finish(self) -> tuple[dict[nn.Parameter, Term], Tensor, ClassLayout]:
         """Return the sums as terms, f^(l) over everything seen, and the layout of all classes."""
         labels = sorted(self._counts)
         counts = torch.tensor([self._counts[label] for label in labels], dtype=torch.int64)
-        losses = torch.stack([self._losses[label] for label in labels]) / int(counts.sum())
+        losses = torch.stack([self._losses[label] for label in labels]) / max(1, int(counts.sum()))
         index = torch.repeat_interleave(torch.arange(len(labels)), counts)
         layout = ClassLayout(torch.tensor(labels, dtype=torch.int64, device=losses.device), index.to(losses.device))
         reached = dict.fromkeys(p for sums in self._sums.values() for p in sums)

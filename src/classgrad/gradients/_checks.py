@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from classgrad._errors import InputError
 
@@ -26,6 +27,17 @@ def check_labels(y: Tensor, examples: int, device: torch.device) -> Tensor:
             f"move it with y.to({str(device)!r})."
         )
     return y.to(torch.int64)
+
+
+def check_group(model: nn.Module, group: object, classes: object) -> None:
+    """Raise for what would let the processes of a group drift apart without a word."""
+    if isinstance(model, DistributedDataParallel):
+        raise InputError(
+            "Parameter `model` should be the model itself. Found DistributedDataParallel, which averages gradients "
+            "that are normalized already; give ddp.module, `group` and `classes`, and the class sums are exchanged instead."
+        )
+    if group is not None and classes is None:
+        raise InputError("Parameter `classes` should be given with `group`, so that all processes agree. Found None.")
 
 
 def check_losses(losses: Tensor) -> None:

@@ -11,11 +11,12 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
+from torch.distributed import ProcessGroup
 
 from classgrad._errors import InputError
 from classgrad.gradients import layers as layers  # enters the layer rules
 from classgrad.gradients._accumulate import Accumulator
-from classgrad.gradients._checks import check_labels, check_losses
+from classgrad.gradients._checks import check_group, check_labels, check_losses
 from classgrad.gradients._combine import (
     Reference,
     Wishes,
@@ -65,6 +66,8 @@ class ClassGradients:
     :param mixing: further layer types that mix examples.
     :param on_missing: a declared class without examples is left out (``"skip"``) or raises (``"error"``).
     :param on_nonfinite: likewise for a class whose loss or gradient is inf or NaN.
+    :param group: the torch.distributed group whose processes share the batch, in place of DistributedDataParallel: the
+        class sums are added up over it and normalized once, so every process steps as one with the whole batch would.
     """
 
     def __init__(
@@ -80,6 +83,7 @@ class ClassGradients:
         mixing: Sequence[type[nn.Module]] = (),
         on_missing: Outcome = "skip",
         on_nonfinite: Outcome = "skip",
+        group: ProcessGroup | None = None,
     ) -> None:
         for name, value, choices in (
             ("engine", engine, get_args(Engine)),
@@ -96,6 +100,7 @@ class ClassGradients:
             raise InputError(f"Parameter `mixing` should be a sequence of layer types. Found {mixing!r}.")
         if max_memory < 0:
             raise InputError(f"Parameter `max_memory` should be a number of bytes of at least 0. Found {max_memory!r}.")
+        check_group(model, group, classes)
         self.model = model
         self.rule = rule or Normalize()
         self.engine = engine
@@ -103,6 +108,7 @@ class ClassGradients:
         self._wishes = Wishes(norms, gram, on_missing, on_nonfinite)
         self._max_memory = max_memory
         self._engines = Engines(model, engine, max_memory, mixing)
+        self._group = group
         self._pending: Accumulator | ClassStream | None = None
         self._scaler: GradScaler | None = None
         self._reference: Reference | None = None
@@ -136,6 +142,9 @@ class ClassGradients:
         """
         if self.engine == "split":
             raise InputError("Engine 'split' runs the forward itself; use backward_through(loss_fn, x, y).")
+        if self._group is not None:
+            self.accumulate(losses, y, scaler=scaler)
+            return self.finalize(scaler=scaler)
         layout = self._enter(losses, y)
         if not layout.examples:
             return self._nothing(losses, layout)
@@ -171,6 +180,8 @@ class ClassGradients:
         """
         layout = self._enter(losses, y)
         if not layout.examples:
+            if self._group is not None:  # this process has nothing to add but takes part
+                self._begin(total)
             return
         scale = scale_of(scaler, losses)
         pending = self._begin(total)
@@ -198,6 +209,7 @@ class ClassGradients:
             if isinstance(pending, ClassStream):
                 step, direction = pending.finish()
             else:
+                self._reduce(pending)
                 terms, losses, layout = pending.finish()
                 step, direction = combine(
                     terms,
@@ -234,7 +246,8 @@ class ClassGradients:
         layout = class_layout(y, self._classes)
         if not layout.examples:
             return self._nothing(torch.zeros(0, device=y.device), layout)
-        total = layout.examples if self.rule.separable and not self._wishes.gram else None
+        streams = self.rule.separable and not self._wishes.gram and self._group is None
+        total = layout.examples if streams else None
         outer, self._pending = self._pending, None
         try:
             for part in class_parts(y, layout, chunk):
@@ -271,6 +284,7 @@ class ClassGradients:
         for x, y in batches:
             self._add_batch(sums, loss_fn(x, y), y)
         with torch.no_grad():
+            self._reduce(sums)
             self._reference = sums.units()
 
     def verify(self, losses_fn: LossFunction, batch: tuple[Any, Tensor]) -> Verification:
@@ -314,6 +328,8 @@ class ClassGradients:
 
     def _begin(self, total: int | None) -> Accumulator | ClassStream:
         """Return the sums that the micro-batches of this step go to."""
+        if total is not None and self._group is not None:
+            raise InputError("Parameter `total` should not be given with `group`: class sums are kept for all classes.")
         if self._pending is None:
             self._pending = Accumulator(self._max_memory) if total is None else self._stream(total)
         first = self._pending.total if isinstance(self._pending, ClassStream) else None
@@ -322,6 +338,11 @@ class ClassGradients:
                 f"Parameter `total` should be the same for all micro-batches of a step. Found {first} and {total}."
             )
         return self._pending
+
+    def _reduce(self, sums: Accumulator) -> None:
+        """Add up over the processes that share the batch."""
+        if self._group is not None and self._classes is not None:
+            sums.reduce(self._group, self._classes.tolist(), self.parameters)
 
     def _add_batch(self, sums: Accumulator, losses: Tensor, y: Tensor) -> None:
         layout = self._enter(losses, y)
