@@ -34,7 +34,7 @@ def check_group(model: nn.Module, group: object, classes: object) -> None:
     if isinstance(model, DistributedDataParallel):
         raise InputError(
             "Parameter `model` should be the model itself. Found DistributedDataParallel, which averages gradients "
-            "that are normalized already; give ddp.module, `group` and `classes`, and the class sums are exchanged instead."
+            "that are normalized already; give ddp.module, `group` and `classes` to exchange class sums instead."
         )
     if group is not None and classes is None:
         raise InputError("Parameter `classes` should be given with `group`, so that all processes agree. Found None.")
