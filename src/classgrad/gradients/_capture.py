@@ -19,10 +19,11 @@ from classgrad._errors import InputError
 class Call:
     """One call of a layer in a forward pass: its module and what went in."""
 
-    __slots__ = ("__weakref__", "inputs", "kwargs", "module", "saved", "shape", "versions")
+    __slots__ = ("__weakref__", "inputs", "kwargs", "module", "saved", "shape", "training", "versions")
 
     def __init__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> None:
         self.module = module
+        self.training = module.training
         self.inputs = tuple(v.detach() if isinstance(v, Tensor) else v for v in args)
         self.kwargs = {k: v.detach() if isinstance(v, Tensor) else v for k, v in kwargs.items()}
         self.versions = [v._version for v in self._tensors()]

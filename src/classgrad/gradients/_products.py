@@ -14,6 +14,8 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
+from classgrad.gradients._terms import promote
+
 _GRAM_ROWS = 4096
 """Rows of the ghost Gram made at a time."""
 
@@ -29,9 +31,11 @@ def class_products(a: Tensor, b: Tensor, sizes: Sequence[int]) -> Tensor:
     return out
 
 
-def ghost_square_norms(a: Tensor, b: Tensor, sizes: Sequence[int]) -> Tensor:
-    """Return ‖Σ b_iᵀ a_i‖² for each class."""
-    if _equal(sizes):
+def ghost_square_norms(a: Tensor, b: Tensor, sizes: Sequence[int], limit: int) -> Tensor:
+    """Return ‖Σ b_iᵀ a_i‖² for each class, making the products of all classes at once if they fit into the limit."""
+    a, b = promote(a), promote(b)
+    pairs = sum((size * a.shape[1]) ** 2 for size in sizes)
+    if _equal(sizes) and 2 * pairs * a.element_size() <= limit:
         left, right = (v.reshape(len(sizes), -1, v.shape[2]) for v in (a, b))
         return ((left @ left.mT) * (right @ right.mT)).sum((1, 2))
     norms = [((left @ left.T) * (right @ right.T)).sum() for left, right in zip(*_classes(a, b, sizes), strict=True)]
@@ -41,16 +45,20 @@ def ghost_square_norms(a: Tensor, b: Tensor, sizes: Sequence[int]) -> Tensor:
 def ghost_gram(a: Tensor, b: Tensor, sizes: Sequence[int]) -> Tensor:
     """Return ⟨Σ_i b_iᵀ a_i, Σ_j b_jᵀ a_j⟩ for all pairs of classes."""
     positions = a.shape[1]
-    left, right = (v.reshape(-1, v.shape[2]) for v in (a, b))
+    left, right = (promote(v).reshape(-1, v.shape[2]) for v in (a, b))
+    finite = left.isfinite().all(1) & right.isfinite().all(1)
+    # 0 × NaN would carry a row that is not finite to all classes; it is left out here and put into its own at the end
+    left, right = (v.where(finite[:, None], v.new_zeros(())) for v in (left, right))
     counts = torch.tensor(sizes, device=a.device) * positions
     owners = torch.repeat_interleave(torch.arange(len(sizes), device=a.device), counts)
-    members = torch.nn.functional.one_hot(owners, len(sizes)).T.to(a.dtype)
-    out = a.new_zeros(len(sizes), len(sizes))
+    members = torch.nn.functional.one_hot(owners, len(sizes)).T.to(left.dtype)
+    out = left.new_zeros(len(sizes), len(sizes))
     for start in range(0, len(left), _GRAM_ROWS):
         band = slice(start, start + _GRAM_ROWS)
         products = (left[band] @ left.T) * (right[band] @ right.T)
         out += members[:, band] @ products @ members.T
-    return out
+    bad = members @ (~finite).to(left.dtype) > 0
+    return out.masked_fill(bad[:, None] | bad, torch.nan)
 
 
 def _equal(sizes: Sequence[int]) -> bool:

@@ -32,9 +32,10 @@ class Term(ABC):
     override it.
     """
 
-    def __init__(self, classes: int, shape: torch.Size, memory: Memory) -> None:
+    def __init__(self, classes: int, shape: torch.Size, dtype: torch.dtype, memory: Memory) -> None:
         self.classes = classes
         self.shape = shape
+        self.dtype = dtype
         self.memory = memory
         self._kept: Tensor | None = None
 
@@ -53,7 +54,7 @@ class Term(ABC):
     @property
     def bytes_per_class(self) -> int:
         """The size of one class gradient, at least in single precision."""
-        return 8 * self.shape.numel() if torch.get_default_dtype() == torch.float64 else 4 * self.shape.numel()
+        return max(4, self.dtype.itemsize) * self.shape.numel()
 
     @property
     def kept(self) -> Tensor | None:
@@ -112,7 +113,7 @@ class Dense(Term):
     """Class gradients that are held as they are."""
 
     def __init__(self, gradients: Tensor, memory: Memory) -> None:
-        super().__init__(len(gradients), gradients.shape[1:], memory)
+        super().__init__(len(gradients), gradients.shape[1:], gradients.dtype, memory)
         self._kept = gradients
 
     def dense(self, start: int, stop: int) -> Tensor:
@@ -139,7 +140,7 @@ class Total(Term):
     """The sum of several terms: a parameter that is used more than once."""
 
     def __init__(self, terms: Sequence[Term]) -> None:
-        super().__init__(terms[0].classes, terms[0].shape, terms[0].memory)
+        super().__init__(terms[0].classes, terms[0].shape, terms[0].dtype, terms[0].memory)
         self.terms = terms
 
     def dense(self, start: int, stop: int) -> Tensor:

@@ -17,7 +17,7 @@ from classgrad.gradients._layout import ClassLayout
 from classgrad.gradients._products import class_products, ghost_gram, ghost_square_norms
 from classgrad.gradients._registry import LayerRule, add_rule
 from classgrad.gradients._terms import Dense, Memory, Term, weigh
-from classgrad.gradients.layers._linear import scale_examples
+from classgrad.gradients.layers._linear import in_units, weighted_examples
 
 
 def windows(x: Tensor, size: torch.Size, module: _ConvNd) -> Tensor:
@@ -34,7 +34,7 @@ def windows(x: Tensor, size: torch.Size, module: _ConvNd) -> Tensor:
         *(s * gap for s, gap in zip(steps, module.dilation, strict=True)),
     )
     view = x.as_strided(shape, strides, x.storage_offset())
-    return view.reshape(len(x), math.prod(size), -1)
+    return view.reshape(len(x), math.prod(size), x.shape[1] * math.prod(module.kernel_size))
 
 
 class ConvTerm(Term):
@@ -46,7 +46,7 @@ class ConvTerm(Term):
     def __init__(
         self, module: _ConvNd, a: Tensor, b: Tensor, padding: tuple[int, ...], layout: ClassLayout, memory: Memory
     ) -> None:
-        super().__init__(len(layout), module.weight.shape, memory)
+        super().__init__(len(layout), module.weight.shape, b.dtype, memory)
         self.module = module
         self.layout = layout
         self.a = a
@@ -129,13 +129,15 @@ class ConvTerm(Term):
         """Return one ordinary weight gradient with b scaled by the weights."""
         if self._kept is not None:
             return weigh(weights, self._kept, finite)
-        return self._gradient(self.a, scale_examples(self.b, weights, self.layout, finite))
+        a, b, unit = weighted_examples(self.a, self.b, weights, self.layout, finite)
+        return in_units(self._gradient(a, b), unit)
 
     def square_norms(self) -> Tensor:
         """Return the squared norms, by the ghost identity where that is cheaper."""
         if self.ghost:
             parts = self._parts(0, self.classes)
-            return torch.cat([ghost_square_norms(*self._rows(i, j), self.layout.sizes[i:j]) for i, j in parts])
+            limit, sizes = self.memory.limit, self.layout.sizes
+            return torch.cat([ghost_square_norms(*self._rows(i, j), sizes[i:j], limit) for i, j in parts])
         return super().square_norms()
 
     def gram(self) -> Tensor:

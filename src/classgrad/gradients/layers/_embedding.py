@@ -22,7 +22,7 @@ class LookupTerm(Term):
     def __init__(
         self, tokens: Tensor, values: Tensor, owners: Tensor, classes: int, shape: torch.Size, memory: Memory
     ) -> None:
-        super().__init__(classes, shape, memory)
+        super().__init__(classes, shape, values.dtype, memory)
         keys, slots = torch.unique(owners * shape[0] + tokens, return_inverse=True)
         self.sums = values.new_zeros(len(keys), shape[1]).index_add_(0, slots, values)
         self.tokens = keys % shape[0]

@@ -10,14 +10,14 @@ from classgrad.gradients._cost import ghost_is_cheaper
 from classgrad.gradients._layout import ClassLayout
 from classgrad.gradients._products import class_products, ghost_gram, ghost_square_norms
 from classgrad.gradients._registry import LayerRule, add_rule, leading
-from classgrad.gradients._terms import Dense, Memory, Term, weigh
+from classgrad.gradients._terms import Dense, Memory, Term, promote, weigh
 
 
 class RowsTerm(Term):
     """A weight whose class gradient is Σ_i b_iᵀ a_i over rows a (N, R, D) and b (N, R, O), grouped by class."""
 
     def __init__(self, a: Tensor, b: Tensor, layout: ClassLayout, shape: torch.Size, memory: Memory) -> None:
-        super().__init__(len(layout), shape, memory)
+        super().__init__(len(layout), shape, b.dtype, memory)
         self.a = a
         self.b = b
         self.layout = layout
@@ -36,29 +36,46 @@ class RowsTerm(Term):
         """Return one ordinary weight gradient with b scaled by the weights."""
         if self._kept is not None:
             return weigh(weights, self._kept, finite)
-        scaled = scale_examples(self.b, weights, self.layout, finite)
-        return (scaled.reshape(-1, self.b.shape[2]).T @ self.a.reshape(-1, self.a.shape[2])).view(self.shape)
+        a, b, unit = weighted_examples(self.a, self.b, weights, self.layout, finite)
+        return in_units((b.reshape(-1, b.shape[2]).T @ a.reshape(-1, a.shape[2])).view(self.shape), unit)
 
     def square_norms(self) -> Tensor:
-        """Return the squared norms, by the ghost identity where that is cheaper or memory does not allow else."""
-        if self.ghost or self.keep() is None:
-            return ghost_square_norms(self.a, self.b, self.layout.sizes)
+        """Return the squared norms, by the ghost identity where that is cheaper."""
+        if self.ghost:
+            return ghost_square_norms(self.a, self.b, self.layout.sizes, self.memory.limit)
         return super().square_norms()
 
     def gram(self) -> Tensor:
         """Return the Gram matrix, likewise."""
-        if self.ghost_gram or self.keep() is None:
+        if self.ghost_gram:
             return ghost_gram(self.a, self.b, self.layout.sizes)
         return super().gram()
 
 
-def scale_examples(b: Tensor, weights: Tensor, layout: ClassLayout, finite: bool) -> Tensor:
-    """Return grouped examples times the weight of their class."""
-    factors = weights.to(b.dtype)[layout.grouped_index].view(-1, *[1] * (b.dim() - 1))
-    scaled = b * factors
+def weighted_examples(
+    a: Tensor, b: Tensor, weights: Tensor, layout: ClassLayout, finite: bool
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Return grouped inputs, output gradients times the weight of their class, and the unit of these weights.
+
+    Half precision holds no weight of 1e5 or 1e-8, so there they are counted in units of the largest.
+    """
+    unit = None
+    if promote(b[:0]).dtype != b.dtype:
+        unit = weights.abs().max().clamp_min(torch.finfo(weights.dtype).tiny)
+        weights = weights / unit
+    factors = weights.to(b.dtype)[layout.grouped_index]
     if not finite:
-        scaled = scaled.where(factors != 0, scaled.new_zeros(()))
-    return scaled
+        a, b = (v.where(_over(factors != 0, v), v.new_zeros(())) for v in (a, b))
+    return a, b * _over(factors, b), unit
+
+
+def in_units(gradient: Tensor, unit: Tensor | None) -> Tensor:
+    """Return what was made with weights in units of ``unit``."""
+    return gradient if unit is None else promote(gradient) * unit
+
+
+def _over(factors: Tensor, values: Tensor) -> Tensor:
+    return factors.view(-1, *[1] * (values.dim() - 1))
 
 
 def linear_terms(call: Call, b: Tensor, layout: ClassLayout, memory: Memory, wanted: frozenset[str]) -> dict[str, Term]:

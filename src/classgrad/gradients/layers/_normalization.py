@@ -8,6 +8,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from classgrad.gradients._capture import Call
 from classgrad.gradients._layout import ClassLayout
@@ -17,14 +18,18 @@ from classgrad.gradients._terms import Dense, Memory, Term, promote
 PerExampleSums = Callable[[Call, Tensor, frozenset[str]], dict[str, Tensor]]
 
 
-def _rule(sums: PerExampleSums, parameters: tuple[str, ...] = ("weight", "bias")) -> LayerRule:
+def _rule(
+    sums: PerExampleSums,
+    parameters: tuple[str, ...] = ("weight", "bias"),
+    applies: Callable[[Call, int], bool] = leading,
+) -> LayerRule:
     """Make a rule from per-example gradients that are as small as the parameters."""
 
     def terms(call: Call, b: Tensor, layout: ClassLayout, memory: Memory, wanted: frozenset[str]) -> dict[str, Term]:
         per_example = sums(call, promote(b), wanted)
         return {name: Dense(layout.sum(per_example[name]), memory) for name in wanted}
 
-    return LayerRule(parameters, terms, leading)
+    return LayerRule(parameters, terms, applies)
 
 
 def _layer_norm(call: Call, b: Tensor, wanted: frozenset[str]) -> dict[str, Tensor]:
@@ -63,7 +68,7 @@ def _group_norm(call: Call, b: Tensor, wanted: frozenset[str]) -> dict[str, Tens
         rstd = (variance + module.eps).rsqrt()
     else:
         mean, rstd = (v.view(len(x), module.num_groups).to(b.dtype) for v in call.saved)
-    sums = b.flatten(2).sum(2)
+    sums = b.reshape(*b.shape[:2], -1).sum(2)
     out = {"bias": sums}
     if "weight" in wanted:
         # Σ b (x − mean) rstd per channel needs no normalized copy of x, only two sums of each channel
@@ -91,7 +96,7 @@ def _channel_sums(call: Call, b: Tensor, wanted: frozenset[str], normal: Callabl
 
 def _instance_norm(call: Call, b: Tensor, wanted: frozenset[str]) -> dict[str, Tensor]:
     module = cast(Any, call.module)
-    own = module.training or not module.track_running_stats
+    own = call.training or not module.track_running_stats
 
     def normal() -> Tensor:
         x = call.input.to(b.dtype)
@@ -119,15 +124,20 @@ def _prelu(call: Call, b: Tensor, wanted: frozenset[str]) -> dict[str, Tensor]:
     return {"weight": slope.reshape(*slope.shape[:2], -1).sum(2)}
 
 
+def _over_features(call: Call, examples: int) -> bool:
+    """Layer and RMS normalization may be told to normalize over the examples too."""
+    return leading(call, examples) and call.input.dim() > len(cast(Any, call.module).normalized_shape)
+
+
 def _channels_batched(call: Call, examples: int) -> bool:
-    """Instance and batch normalization also take a single example without its leading dimension."""
-    dims = {"1": 3, "2": 4, "3": 5}[type(call.module).__name__[-2]]
-    two = isinstance(call.module, nn.BatchNorm1d) and call.input.dim() == 2
-    return leading(call, examples) and (two or call.input.dim() == dims)
+    """Instance normalization also takes a single example; batch normalization knows none while it trains."""
+    if isinstance(call.module, _BatchNorm):
+        return leading(call, examples) and not call.training
+    return leading(call, examples) and call.input.dim() == {"1": 3, "2": 4, "3": 5}[type(call.module).__name__[-2]]
 
 
-add_rule(nn.LayerNorm, _rule(_layer_norm))
-add_rule(nn.RMSNorm, _rule(_rms_norm, ("weight",)))
+add_rule(nn.LayerNorm, _rule(_layer_norm, applies=_over_features))
+add_rule(nn.RMSNorm, _rule(_rms_norm, ("weight",), _over_features))
 add_rule(nn.GroupNorm, _rule(_group_norm))
 add_rule(nn.PReLU, _rule(_prelu, ("weight",)))
 for _layer, _sums in (
@@ -138,5 +148,4 @@ for _layer, _sums in (
     (nn.BatchNorm2d, _batch_norm),
     (nn.BatchNorm3d, _batch_norm),
 ):
-    _base = _rule(_sums)
-    add_rule(_layer, LayerRule(_base.parameters, _base.terms, _channels_batched))
+    add_rule(_layer, _rule(_sums, applies=_channels_batched))
