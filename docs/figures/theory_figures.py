@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import matplotlib
 import numpy as np
 import torch
+from PIL import Image
 
+from classgrad.cli import main
 from classgrad.data import DeviceData, load
 from classgrad.dynamics import predicted_change
 from classgrad.models import build
@@ -31,6 +34,7 @@ from classgrad.theory import (
     pl_steps,
     rule_weights,
 )
+from classgrad.training import RunSpec, train
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
@@ -229,6 +233,16 @@ def noise() -> None:
     save(figure, "noise")
 
 
+def recorded() -> None:
+    """Apply ``classgrad theory run`` to PCNGD on ten classes of digits."""
+    spec = RunSpec("digits-mul10", "pcngd", lr=0.02, steps=80, grid="all", model="simple_cnn", device="cpu")
+    with TemporaryDirectory() as folder:
+        train(spec, folder)
+        drawn = HERE / "theory-run.png"
+        assert main(["theory", "run", folder, "--out", str(drawn), "--quiet"]) == 0
+    Image.open(drawn).quantize(64).save(drawn, optimize=True)
+
+
 if __name__ == "__main__":
-    for draw in (conditions, drop, ratios, multiclass, rates, noise):
+    for draw in (conditions, drop, ratios, multiclass, rates, noise, recorded):
         draw()

@@ -110,7 +110,7 @@ def _zero(axes: Axes, values: NDArray[Any]) -> None:
     sizes = np.abs(values[np.isfinite(values) & (values != 0)])
     axes.axhline(0, color="black", lw=0.8)
     if sizes.size:
-        axes.set_yscale("symlog", linthresh=float(np.quantile(sizes, 0.2)))
+        axes.set_yscale("symlog", linthresh=10.0 ** np.floor(np.log10(np.quantile(sizes, 0.2))))
 
 
 def _legend(axes: Axes, classes: int) -> None:
