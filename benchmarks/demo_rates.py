@@ -19,7 +19,7 @@ SEEDS = (100, 101, 102)
 
 
 def score(runs: list[Run]) -> float:
-    """The mean over the seeds of the highest macro recall on the validation split."""
+    """Average over the seeds the highest macro recall on the validation split."""
     return float(np.mean([run.macro_recall("validation").max() for run in runs]))
 
 

@@ -2,12 +2,14 @@
 
 Both draw the same batches from the same data on the device, run the same model and take the same steps; the bare loop
 is what one would write oneself around ``ClassGradients`` (or around ``loss.backward()`` for the plain algorithms) and
-measures, checks and saves nothing. Each is run several times in turn and the fastest time counts.
+measures, checks and saves nothing. Both are run several times in turn; the median of each counts (CPU time, or wall
+time on a GPU).
 
     python benchmarks/loop_cost.py [--device cuda] [--steps 300]
 """
 
 import argparse
+import statistics
 import time
 from collections.abc import Callable
 
@@ -20,11 +22,14 @@ from classgrad.models import build
 from classgrad.sampling import BalancedBatches, ShuffledBatches
 from classgrad.training import RunSpec, algorithm, train
 
+Case = tuple[str, Dataset, str, int, torch.device]
+"""Algorithm, data, model, batch size, device."""
+
 CASES = [("gaussian-bi60", "mlp", "sgd"), ("gaussian-bi60", "mlp", "pcnsgd+o"), ("digits", "simple_cnn", "pcnsgd+o")]
 
 
-def bare(name: str, data: Dataset, model_name: str, steps: int, batch_size: int, device: torch.device) -> float:
-    """Seconds of a hand-written loop."""
+def bare(name: str, data: Dataset, model_name: str, steps: int, batch_size: int, device: torch.device) -> None:
+    """Train with a hand-written loop."""
     model = build(model_name, len(data.classes), data.preprocessing.shape).to(device)
     train_set = DeviceData(data.train, mean=data.mean, std=data.std, device=device)
     labels = data.train.y
@@ -33,7 +38,6 @@ def bare(name: str, data: Dataset, model_name: str, steps: int, batch_size: int,
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     grads = None if plain else ClassGradients(model, algorithm(name).make_rule())
     done = 0
-    start = time.perf_counter()
     while done < steps:
         for indices in sampler.tensors(device):
             x, y = train_set.batch(indices)
@@ -46,25 +50,35 @@ def bare(name: str, data: Dataset, model_name: str, steps: int, batch_size: int,
             done += 1
             if done == steps:
                 break
-    if device.type == "cuda":
-        torch.cuda.synchronize()
-    return time.perf_counter() - start
 
 
-def looped(name: str, data: Dataset, model: str, steps: int, batch_size: int, device: torch.device) -> float:
-    """Seconds of the updates of ``train``, measurements left out."""
+def looped(name: str, data: Dataset, model: str, steps: int, batch_size: int, device: torch.device) -> None:
+    """Train with the library's loop, measured at the start and at the end alone."""
     spec = RunSpec(
-        data.name, name, lr=0.01, steps=steps, model=model, batch_size=batch_size, device=str(device), grid=(steps,)
+        data.name,
+        name,
+        lr=0.01,
+        steps=steps,
+        model=model,
+        batch_size=batch_size,
+        device=str(device),
+        grid=(steps,),
+        gradients=False,
     )
-    run = train(spec, data=data)
-    first = float(run["seconds_per_step"][1])
-    return first * steps
+    train(spec, data=data)
 
 
-def fastest(repeats: int, *ways: Callable[[], float]) -> list[float]:
-    """The fastest of several runs of each way, taken in turn."""
-    times = [[way() for way in ways] for _ in range(repeats)]
-    return [min(column) for column in zip(*times, strict=True)]
+def seconds(way: Callable[..., None], case: Case, steps: int, device: torch.device) -> float:
+    """Give the time of ``steps`` updates: what twice as many take longer, so that all that is done once cancels."""
+    clock = time.perf_counter if device.type == "cuda" else time.process_time
+    times = []
+    for count in (steps, 2 * steps):
+        start = clock()
+        way(*case[:3], count, *case[3:])
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        times.append(clock() - start)
+    return times[1] - times[0]
 
 
 def main() -> None:
@@ -72,7 +86,7 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--batch-size", type=int, default=128)
-    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--repeats", type=int, default=7)
     given = parser.parse_args()
     torch.set_num_threads(1)
     device = torch.device(given.device)
@@ -84,8 +98,9 @@ def main() -> None:
         except ValueError:  # the digits need scikit-learn
             data = gaussian_classes([1000, 50], dimension=64, name="gaussian")
             model = "mlp"
-        case = (name, data, model, given.steps, given.batch_size, device)
-        by_hand, by_loop = fastest(given.repeats, lambda c=case: bare(*c), lambda c=case: looped(*c))  # type: ignore[misc]
+        case = (name, data, model, given.batch_size, device)
+        rounds = [[seconds(way, case, given.steps, device) for way in (bare, looped)] for _ in range(given.repeats)]
+        by_hand, by_loop = (statistics.median(column) for column in zip(*rounds, strict=True))
         each = 1e3 / given.steps
         print(
             f"{data.name:15s} {model:12s} {name:10s} {by_hand * each:8.3f} {by_loop * each:8.3f} "

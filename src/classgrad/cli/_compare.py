@@ -22,4 +22,4 @@ def compare(source: Source, algorithms: Algorithms = "all", seeds: Seeds = "3", 
 
     For example: classgrad compare digits-mul10 --algorithms gd,pcngd,pcnsgd+o --steps 500
     """
-    train_algorithms(parse_algorithms(algorithms), source, parse_seeds(seeds), options)
+    train_algorithms(parse_algorithms(algorithms), source, parse_seeds(seeds), options, place="compare")

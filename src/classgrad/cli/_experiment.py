@@ -35,13 +35,10 @@ class Experiment:
 
     @property
     def jobs(self) -> list[Job]:
-        """The runs with their folders: data set, algorithm, seed."""
-        several = len({spec.data for spec in self.specs}) > 1
+        """The runs with their folders: data set and algorithm where there are several, and seed."""
+        varied = [name for name in ("data", "algorithm") if len({getattr(spec, name) for spec in self.specs}) > 1]
         return [
-            Job(
-                spec,
-                (self.out / file_name(spec.data) if several else self.out) / spec.algorithm / f"seed-{spec.seed}",
-            )
+            Job(spec, self.out.joinpath(*(file_name(getattr(spec, name)) for name in varied), f"seed-{spec.seed}"))
             for spec in self.specs
         ]
 
@@ -79,7 +76,8 @@ def show_results(runs: Sequence[Run], out: Path, output: Output, *, title: str, 
         output.say(sentence)
     paths = write_report(runs, out, title=title)
     output.say(f"report   {paths[0]}")
-    output.say(f"figures  {', '.join(str(path) for path in paths if path.suffix == '.png')}")
+    figures = [path for path in paths if path.suffix == ".png"]
+    output.say(f"figures  {figures[0].parent}: {', '.join(path.name for path in figures)} (and as PDF)")
     output.document(
         {
             "results": [_facts(row) for row in rows],
@@ -101,13 +99,15 @@ def file_name(data: str) -> str:
     return Path(data).stem or "data"
 
 
-def train_algorithms(algorithms: Sequence[str], source: str, seeds: Sequence[int], options: TrainingOptions) -> None:
-    """Train several algorithms alike on one data set, print and write the results."""
+def train_algorithms(
+    algorithms: Sequence[str], source: str, seeds: Sequence[int], options: TrainingOptions, *, place: str
+) -> None:
+    """Train several algorithms alike on one data set, print and write the results, by default to runs/DATA/place."""
     output, settings = options.output, options.settings()
     first = RunSpec(data=source, algorithm=algorithms[0], **settings)  # bad settings are found before data is read
     dataset = load_data(first, data_dir=options.data_dir, progress=output.talks)
     settings.setdefault("model", default_model(dataset))
-    folder = options.out or Path("runs") / file_name(source)
+    folder = options.out or Path("runs") / file_name(source) / place
     experiment = Experiment(
         [RunSpec(data=source, algorithm=name, seed=seed, **settings) for name in algorithms for seed in seeds],
         folder,

@@ -63,7 +63,7 @@ Workers = Annotated[
 ]
 TensorBoard = Annotated[bool, typer.Option("--tensorboard", help="Also write TensorBoard logs while training.")]
 
-_FIELDS = {field.name for field in fields(RunSpec)}
+_FIELDS = {field.name for field in fields(RunSpec)} - {"data", "algorithm", "seed", "data_options"}
 
 
 @dataclass(frozen=True)

@@ -20,4 +20,4 @@ def train(source: Source, algorithm: Algorithm = "pcnsgd+o", seeds: Seeds = "1",
 
     For example: classgrad train digits-bi20 --algorithm pcngd --lr 0.05 --steps 500 --seeds 3
     """
-    train_algorithms([algorithm], source, parse_seeds(seeds), options)
+    train_algorithms([algorithm], source, parse_seeds(seeds), options, place=algorithm)

@@ -79,11 +79,11 @@ class Loop:
             indices = trainer.next_batch()
             if measured:
                 self._measurements.before_step(indices)
-            step, lr = trainer.update(indices)
+            update = trainer.update(indices)
             if spec.every:
-                recorder.every(trainer.step - 1, every_step(step, lr, trainer.classes))
+                recorder.every(update.number, every_step(update, trainer.classes))
             if measured:
-                recorder.amend(self._measurements.after_step(step, lr))
+                recorder.amend(self._measurements.after_step(update))
             self._between_steps()
 
     def _point(self) -> None:

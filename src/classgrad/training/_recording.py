@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import platform
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -13,10 +15,10 @@ from torch import Tensor
 
 from classgrad._version import __version__
 from classgrad.data import Dataset
-from classgrad.gradients import Step
 from classgrad.training._measure import ClassRows, batch_noise, evaluate, evaluating, flat
 from classgrad.training._spec import RunSpec
 from classgrad.training._trainer import Trainer
+from classgrad.training._update import Update
 
 
 class Measurements:
@@ -43,7 +45,8 @@ class Measurements:
                 found = self._train() if name == "train" else self._evaluate(name)
                 values |= {f"{name}/{key}": value for key, value in found.items()}
             if trainer.spec.gradients and self.finite:
-                values["gram"], self._rows = self._class_rows().gram(trainer.members)
+                with self._class_rows() as rows:
+                    values["gram"], self._rows = rows.gram(trainer.members)
         return values
 
     @property
@@ -54,25 +57,26 @@ class Measurements:
     def before_step(self, indices: Tensor) -> None:
         """Measure the batch of the step that follows a point."""
         trainer = self._trainer
-        self._before = flat(trainer.grads.parameters)
+        self._before = flat(trainer.parameters)
         self._batch = {}
         if self._rows is None or trainer.row.full_batch:
             return
         labels = trainer.train.y[indices]
         members = [indices[labels == label] for label in range(trainer.classes)]
-        with evaluating(trainer.model):
-            batch = self._class_rows().of(members, range(trainer.classes))
+        with evaluating(trainer.model), self._class_rows() as rows:
+            batch = rows.of(members, range(trainer.classes))
         counts = torch.bincount(labels, minlength=trainer.classes)
         self._batch = batch_noise(batch, self._rows, counts, trainer.counts)
 
-    def after_step(self, step: Step, lr: float) -> dict[str, Tensor | float]:
+    def after_step(self, update: Update) -> dict[str, Tensor | float]:
         """Tell what the step after a point did: its weights, and how the class losses f^(l) changed in it."""
         trainer = self._trainer
-        values: dict[str, Tensor | float] = {"lr": lr, **self._batch}
+        step = update.facts(trainer.classes)
+        values: dict[str, Tensor | float] = {"lr": update.lr, **self._batch}
         if step.weights.dim() == 1:
             values["weights"] = _by_class(step.weights, step.classes, trainer.classes)
         if self._rows is not None and self._before is not None:
-            moved = flat(trainer.grads.parameters) - self._before
+            moved = flat(trainer.parameters) - self._before
             values["predicted_change"] = self._rows.double() @ moved.double()
         assert self._known is not None
         start = self._known[1]["loss"]
@@ -94,9 +98,11 @@ class Measurements:
             lambda part: trainer.forward(data, part), self._order[name], trainer.classes, trainer.spec.chunk
         )
 
-    def _class_rows(self) -> ClassRows:
+    @contextmanager
+    def _class_rows(self) -> Iterator[ClassRows]:
         trainer = self._trainer
-        return ClassRows(trainer.grads, lambda part: trainer.forward(trainer.train, part), trainer.spec.chunk)
+        with trainer.class_gradients() as grads:
+            yield ClassRows(grads, lambda part: trainer.forward(trainer.train, part), trainer.spec.chunk)
 
     def _pace(self) -> float:
         """Mean seconds of the updates since the last point."""
@@ -108,9 +114,10 @@ class Measurements:
         return seconds / steps if steps > 0 else float("nan")
 
 
-def every_step(step: Step, lr: float, classes: int) -> dict[str, Tensor | float]:
-    """Give what a step knows anyway: learning rate, f^(l) of the batch, norms where the rule asked for them."""
-    values: dict[str, Tensor | float] = {"lr": lr, "loss": _by_class(step.losses, step.classes, classes)}
+def every_step(update: Update, classes: int) -> dict[str, Tensor | float]:
+    """Give what an update knows anyway: learning rate, f^(l) of the batch, norms where the rule asked for them."""
+    step = update.facts(classes)
+    values: dict[str, Tensor | float] = {"lr": update.lr, "loss": _by_class(step.losses, step.classes, classes)}
     if step.norms is not None:
         values["norms"] = _by_class(step.norms, step.classes, classes)
     return values

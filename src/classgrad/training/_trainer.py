@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -11,7 +13,7 @@ from torch.nn import functional as F
 
 from classgrad.data import Dataset, DeviceData
 from classgrad.gradients import ClassGradients, Step
-from classgrad.rules import Rescale
+from classgrad.rules import Rescale, Sum
 from classgrad.theory import pcn_margin
 from classgrad.training._batches import SAMPLERS, forever
 from classgrad.training._divergence import Watch
@@ -23,6 +25,7 @@ from classgrad.training._reservoir import Reservoir
 from classgrad.training._schedules import Moment, schedule
 from classgrad.training._spec import RunSpec
 from classgrad.training._streams import global_state, restore_global_state, stream
+from classgrad.training._update import Update
 
 
 class Trainer:
@@ -65,8 +68,13 @@ class Trainer:
         self.schedule = schedule(spec.schedule_name, spec.schedule_options)
         self.reservoir = Reservoir(stream(spec.seed, "iterate")) if self.row.returns == "drawn" else None
         needs_gram = self.schedule.needs_gram or self.reservoir is not None
-        self.grads = ClassGradients(self.model, self.rule, gram=needs_gram, max_memory=MAX_MEMORY)
-        self.optimizer = make_optimizer(spec.optimizer, self.grads.parameters, spec.lr, spec.optimizer_options)
+        self._grads = (
+            None
+            if isinstance(self.rule, Sum) and not needs_gram
+            else ClassGradients(self.model, self.rule, gram=needs_gram, max_memory=MAX_MEMORY)
+        )
+        self.parameters = [p for p in self.model.parameters() if p.requires_grad]
+        self.optimizer = make_optimizer(spec.optimizer, self.parameters, spec.lr, spec.optimizer_options)
         self.scheduler = (
             make_lr_scheduler(spec.scheduler, self.optimizer, spec.scheduler_options) if spec.scheduler else None
         )
@@ -82,24 +90,28 @@ class Trainer:
         """Draw the example indices of the next update."""
         return next(self._batches)
 
-    def update(self, indices: Tensor) -> tuple[Step, float]:
-        """Make one update: class gradients of the batch, their weights, the step size, the optimizer's step."""
+    def update(self, indices: Tensor) -> Update:
+        """Make one update: the gradient or the weighted class gradients, the step size, the optimizer's step."""
         start = time.perf_counter()
-        if isinstance(self.rule, Rescale) and self.step % self.rule.every == 0:
-            self._refresh()
-        chunk = self.spec.chunk if len(indices) > self.spec.chunk else None
-        step = self.grads.backward_through(self._losses, indices, self.train.y[indices], chunk=chunk)
-        if self.reservoir is not None and step.gram is not None:
-            self.reservoir.offer(self.step, float(pcn_margin(step.gram).amin()), self.model)
-        lr = self._step_size(step)
+        seen = self._plain_backward(indices) if self._grads is None else self._class_backward(self._grads, indices)
+        made = Update(self.step, self._step_size(seen.gram if isinstance(seen, Step) else None), seen)
         self.optimizer.step()
         self.optimizer.zero_grad()
         if self.scheduler is not None:
-            advance(self.scheduler, step.losses.sum())
-        self.watch.note(self.step, lr, step)
+            advance(self.scheduler, made.loss)
+        self.watch.note(made)
         self.step += 1
         self.seconds += time.perf_counter() - start
-        return step, lr
+        return made
+
+    @contextmanager
+    def class_gradients(self) -> Iterator[ClassGradients]:
+        """Class gradients for measuring; an algorithm that has no use for them has hooks for just that long."""
+        if self._grads is not None:
+            yield self._grads
+            return
+        with ClassGradients(self.model, self.rule, max_memory=MAX_MEMORY) as grads:
+            yield grads
 
     def forward(self, data: DeviceData, indices: Tensor, *, augment: bool = False) -> tuple[Tensor, Tensor, Tensor]:
         """Logits, one loss per example, and labels."""
@@ -138,25 +150,50 @@ class Trainer:
 
     def close(self) -> None:
         """Remove the hooks from the model."""
-        self.grads.close()
+        if self._grads is not None:
+            self._grads.close()
 
-    def _losses(self, indices: Tensor, y: Tensor) -> Tensor:
-        return self.forward(self.train, indices, augment=True)[1]
+    def _plain_backward(self, indices: Tensor) -> tuple[Tensor, Tensor]:
+        """Write the gradient of the batch's mean loss, as anyone would; give the losses and labels."""
+        seen = []
+        for part in chunks(indices, self.spec.chunk):
+            _, losses, y = self.forward(self.train, part, augment=True)
+            (losses.sum() / len(indices)).backward()  # type: ignore[no-untyped-call]
+            seen.append((losses.detach(), y))
+        return seen[0] if len(seen) == 1 else (torch.cat([a for a, _ in seen]), torch.cat([b for _, b in seen]))
 
-    def _refresh(self) -> None:
+    def _class_backward(self, grads: ClassGradients, indices: Tensor) -> Step:
+        """Write Σ_l w_l g_l; a batch of more than a chunk streams class by class."""
+        if isinstance(self.rule, Rescale) and self.step % self.rule.every == 0:
+            self._refresh(grads)
+        if len(indices) > self.spec.chunk:
+            step = grads.backward_through(
+                lambda part, y: self.forward(self.train, part, augment=True)[1],
+                indices,
+                self.train.y[indices],
+                chunk=self.spec.chunk,
+            )
+        else:
+            _, losses, y = self.forward(self.train, indices, augment=True)
+            step = grads.backward(losses, y)
+        if self.reservoir is not None and step.gram is not None:
+            self.reservoir.offer(self.step, float(pcn_margin(step.gram).amin()), self.model)
+        return step
+
+    def _refresh(self, grads: ClassGradients) -> None:
         """Renew the full-batch class gradients that ``Rescale`` projects on (Alg. 5)."""
         order = torch.cat(self.members)
         with evaluating(self.model):
-            self.grads.refresh(
+            grads.refresh(
                 lambda indices, y: self.forward(self.train, indices)[1],
                 ((part, self.train.y[part]) for part in chunks(order, self.spec.chunk)),
             )
 
-    def _step_size(self, step: Step) -> float:
+    def _step_size(self, gram: Tensor | None) -> float:
         if self.scheduler is not None:
             return current_lr(self.optimizer)
         lr = self.schedule(
-            Moment(self.step, self.spec.steps, self.sampler.epoch, self.spec.lr, step.gram, self.spec.schedule_options)
+            Moment(self.step, self.spec.steps, self.sampler.epoch, self.spec.lr, gram, self.spec.schedule_options)
         )
         set_lr(self.optimizer, lr)
         return lr
