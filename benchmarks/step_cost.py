@@ -5,7 +5,7 @@ table shows the ratio of median times and, in brackets, that of peak memory. Lab
 the fused engine (the samplers of classgrad.sampling group a batch by class); --grouped shows that one.
 
     python benchmarks/step_cost.py [--models simple_cnn,mlp] [--layouts 2x64,10x13] [--contenders fused,joint]
-                                   [--device cpu|cuda] [--seconds 3] [--grouped] [--json FILE]
+                                   [--device cpu|cuda] [--seconds 3] [--grouped] [--tf32] [--json FILE]
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from classgrad import ClassGradients, Normalize
+from classgrad.gradients import CapturedStep
 from classgrad.models import mlp, resnet18, simple_cnn, vgg16
 
 Step = Callable[[], object]
@@ -100,6 +101,35 @@ def with_engine(model: nn.Module, x: Tensor, y: Tensor, *, engine: str, gram: bo
     return lambda: grads.backward_through(lambda a, b: losses(model(a), b), x, y)
 
 
+def captured(model: nn.Module, x: Tensor, y: Tensor) -> Step:
+    grads = ClassGradients(model, Normalize(), max_memory=8 * 2**30)
+    step = CapturedStep(grads, lambda a, b: F.cross_entropy(model(a), b, reduction="none"))
+    labels = y.cpu()
+    return lambda: step(x, labels)
+
+
+def plain_captured(model: nn.Module, x: Tensor, y: Tensor) -> Step:
+    """Replay the plain step as a CUDA graph: what a captured step is to be compared with."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(2):
+            F.cross_entropy(model(x), y).backward()
+            model.zero_grad()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        F.cross_entropy(model(x), y).backward()
+    gradients = [(p, p.grad) for p in model.parameters()]
+
+    def step() -> None:
+        graph.replay()
+        for p, gradient in gradients:
+            p.grad = gradient
+
+    return step
+
+
 def _class_sums(y: Tensor) -> Tensor:
     return F.one_hot(y.unique(return_inverse=True)[1]).T.float()
 
@@ -162,6 +192,8 @@ CONTENDERS: dict[str, Callable[[nn.Module, Tensor, Tensor], Step]] = {
     "plain": plain,
     "fused": partial(with_engine, engine="fused"),
     "fused+gram": partial(with_engine, engine="fused", gram=True),
+    "captured": captured,
+    "plain+capt": plain_captured,
     "joint": partial(with_engine, engine="joint"),
     "split": partial(with_engine, engine="split"),
     "autogram": torchjd_autogram,
@@ -254,15 +286,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", default=",".join(MODELS))
     parser.add_argument("--layouts", default="2x64,10x13,100x2,1000x1")
-    parser.add_argument("--contenders", default=",".join(CONTENDERS))
+    on_cpu = [c for c in CONTENDERS if c not in ("captured", "plain+capt")]
+    parser.add_argument("--contenders", default=",".join(CONTENDERS if torch.cuda.is_available() else on_cpu))
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--seconds", type=float, default=3.0, help="time for each contender of a row")
     parser.add_argument("--grouped", action="store_true", help="labels in class order")
+    parser.add_argument("--tf32", action="store_true", help="let matrix products of a GPU use TF32")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     contenders = ["plain", *(c for c in options.contenders.split(",") if c != "plain")]
     layouts = [tuple(int(v) for v in layout.split("x")) for layout in options.layouts.split(",")]
     warnings.simplefilter("ignore")
+    if options.tf32:
+        torch.set_float32_matmul_precision("high")
     machine = torch.cuda.get_device_name() if options.device == "cuda" else platform.processor() or platform.machine()
     print(
         f"{machine}, torch {torch.__version__}, {torch.get_num_threads()} threads: time ratio (memory ratio) to plain"

@@ -5,9 +5,10 @@ backward per class) and ``fused`` (one backward for all), which reads each layer
 output gradient by the rules in ``layers/``; ``register_layer`` adds one.
 """
 
+from classgrad.gradients._captured import CapturedStep
 from classgrad.gradients._class_gradients import ClassGradients
 from classgrad.gradients._registry import register_layer
 from classgrad.gradients._step import Step
 from classgrad.gradients._table import GradientTable, Verification
 
-__all__ = ["ClassGradients", "GradientTable", "Step", "Verification", "register_layer"]
+__all__ = ["CapturedStep", "ClassGradients", "GradientTable", "Step", "Verification", "register_layer"]

@@ -104,7 +104,7 @@ class ClassGradients:
         self.model = model
         self.rule = rule or Normalize()
         self.engine = engine
-        self._classes = declared_classes(classes)
+        self.classes = declared_classes(classes)
         self._wishes = Wishes(norms, gram, on_missing, on_nonfinite)
         self._max_memory = max_memory
         self._engines = Engines(model, engine, max_memory, mixing)
@@ -145,7 +145,10 @@ class ClassGradients:
         if self._group is not None:
             self.accumulate(losses, y, scaler=scaler)
             return self.finalize(scaler=scaler)
-        layout = self._enter(losses, y)
+        return self.backward_laid_out(losses, self._enter(losses, y), scaler)
+
+    def backward_laid_out(self, losses: Tensor, layout: ClassLayout, scaler: GradScaler | None = None) -> Step:
+        """Do what :meth:`backward` does for labels that are laid out already; on a GPU this never waits for it."""
         if not layout.examples:
             return self._nothing(losses, layout)
         scale = scale_of(scaler, losses)
@@ -243,7 +246,7 @@ class ClassGradients:
         if self.engine != "split" and chunk is None:
             return self.backward(loss_fn(x, y), y, scaler=scaler)
         y = check_labels(y, examples_of(x), y.device if isinstance(y, Tensor) else torch.device("cpu"))
-        layout = class_layout(y, self._classes)
+        layout = class_layout(y, self.classes)
         if not layout.examples:
             return self._nothing(torch.zeros(0, device=y.device), layout)
         streams = self.rule.separable and not self._wishes.gram and self._group is None
@@ -314,7 +317,7 @@ class ClassGradients:
         if self._engines.closed:
             raise InputError("This ClassGradients was closed; make a new one.")
         check_losses(losses)
-        return class_layout(check_labels(y, len(losses), losses.device), self._classes)
+        return class_layout(check_labels(y, len(losses), losses.device), self.classes)
 
     @contextmanager
     def _graph(self, losses: Tensor) -> Iterator[Graph]:
@@ -341,8 +344,8 @@ class ClassGradients:
 
     def _reduce(self, sums: Accumulator) -> None:
         """Add up over the processes that share the batch."""
-        if self._group is not None and self._classes is not None:
-            sums.reduce(self._group, self._classes.tolist(), self.parameters)
+        if self._group is not None and self.classes is not None:
+            sums.reduce(self._group, self.classes.tolist(), self.parameters)
 
     def _add_batch(self, sums: Accumulator, losses: Tensor, y: Tensor) -> None:
         layout = self._enter(losses, y)
@@ -357,7 +360,7 @@ class ClassGradients:
 
     def _stream(self, total: int) -> ClassStream:
         scopes = scope_of(self.parameters, self.model, self.rule)
-        declared = [] if self._classes is None else self._classes.tolist()
+        declared = [] if self.classes is None else self.classes.tolist()
         return ClassStream(scopes, self.rule, self._wishes, total, declared, self._reference)
 
     def _streams(self, plan: Plan | None, layout: ClassLayout) -> bool:
@@ -377,7 +380,9 @@ class ClassGradients:
     def _plain(self, f: Tensor) -> bool:
         """Whether nothing needs the classes told apart, so that one ordinary backward pass will do."""
         asked = self.rule.needs or self._wishes.norms or self._wishes.gram
-        return not asked and self.rule.per == "model" and self.rule.separable and bool(f.isfinite().all())
+        return (
+            not asked and self.rule.per == "model" and self.rule.separable and (f.is_cuda or bool(f.isfinite().all()))
+        )
 
     def _sum(self, losses: Tensor, layout: ClassLayout, f: Tensor, scale: Tensor | float) -> tuple[Step, Direction]:
         """One ordinary backward pass with each example's loss weighed as its class.

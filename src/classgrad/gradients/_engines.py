@@ -9,8 +9,8 @@ from typing import Literal
 
 from torch import Tensor, nn
 
-from classgrad.gradients._audit import Calls, mixed_behind, mixing_layer, uncovered
-from classgrad.gradients._capture import Call, Capture
+from classgrad.gradients._audit import Calls, covered_parameters, mixed_behind, mixing_layer, uncovered
+from classgrad.gradients._capture import Call, Capture, check_unmodified
 from classgrad.gradients._combine import Terms
 from classgrad.gradients._fused import fused_terms
 from classgrad.gradients._graph import Graph
@@ -75,7 +75,7 @@ class Engines:
         memory = Memory(self.max_memory)
         if plan is None:
             return joint_terms(losses, layout, parameters, seed, memory, keep_graph)
-        return fused_terms(losses, layout, plan.calls, parameters, plan.rest, self.names, seed, memory, keep_graph)
+        return fused_terms(losses, layout, plan.calls, parameters, plan.rest, seed, memory, keep_graph)
 
     def plan(
         self, losses: Tensor, layout: ClassLayout, graph: Graph, parameters: Sequence[nn.Parameter]
@@ -88,6 +88,7 @@ class Engines:
             self._warn(f"Layer {mixer} mixes the examples of a batch", len(layout))
             return None
         calls = [pair for pair in self._capture.calls(graph.nodes) if _applies(pair[1], layout.examples)]
+        check_unmodified((call for _, call in calls if _learns(call)), self.names)
         mixer = self._audit(losses, layout, graph, calls)
         if mixer is not None:
             self._warn(f"Something after layer {mixer} mixes the examples of a batch", len(layout))
@@ -117,6 +118,10 @@ class Engines:
 
 def _has_rule(module: nn.Module) -> bool:
     return rule_of(module) is not None and any(True for _ in module.parameters(recurse=False))
+
+
+def _learns(call: Call) -> bool:
+    return any(p.requires_grad for p in covered_parameters(call.module).values())
 
 
 def _applies(call: Call, examples: int) -> bool:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge
 
 from classgrad.gradients._audit import covered_parameters
-from classgrad.gradients._capture import Call, check_unmodified
+from classgrad.gradients._capture import Call
 from classgrad.gradients._joint import gradients_of, joint_terms
 from classgrad.gradients._layout import ClassLayout
 from classgrad.gradients._registry import rule_of
@@ -23,7 +23,6 @@ def fused_terms(
     calls: Sequence[tuple[GradientEdge, Call]],
     parameters: Sequence[nn.Parameter],
     rest: frozenset[int],
-    names: dict[nn.Module, str],
     seed: Tensor | float,
     memory: Memory,
     keep_graph: bool = False,
@@ -40,7 +39,6 @@ def fused_terms(
         frozenset(name for name, p in covered_parameters(call.module).items() if id(p) in ids) for _, call in calls
     ]
     chosen = [(edge, call, names_) for (edge, call), names_ in zip(calls, wanted, strict=True) if names_]
-    check_unmodified((call for _, call, _ in chosen), names)
     seeds = torch.ones_like(losses) * seed
     gradients = gradients_of(losses, [edge for edge, _, _ in chosen], seeds, keep_graph)
     parts: dict[nn.Parameter, list[Term]] = {}

@@ -15,7 +15,8 @@ class ClassLayout:
     """The classes of a batch and how to bring its examples into class order.
 
     ``classes`` are the labels in ascending order (those declared, or those present), ``index`` the position of each
-    example's class in them, ``counts`` the number of examples of each.
+    example's class in them, ``counts`` the number of examples of each, ``order`` what sorts the examples by class
+    (None if they are).
     """
 
     def __init__(self, classes: Tensor, index: Tensor) -> None:
@@ -23,7 +24,7 @@ class ClassLayout:
         self.index = index
         self.counts = torch.bincount(index, minlength=len(classes))
         self.sizes: list[int] = self.counts.tolist()
-        self._order = None if _ascending(index) else index.argsort(stable=True)
+        self.order = None if _ascending(index) else index.argsort(stable=True)
 
     def __len__(self) -> int:
         return len(self.sizes)
@@ -48,9 +49,13 @@ class ClassLayout:
         """Return where the grouped examples of a range of classes start and stop."""
         return (self.bounds[start][0], self.bounds[stop - 1][1]) if stop > start else (0, 0)
 
+    def prepare(self) -> None:
+        """Make what is otherwise made when first needed by waiting for the device, which a recording must not do."""
+        _ = self._members, self.grouped_index
+
     def group(self, values: Tensor) -> Tensor:
         """Return the examples (first dimension) in class order; the same tensor if they already are."""
-        return values if self._order is None else values.index_select(0, self._order)
+        return values if self.order is None else values.index_select(0, self.order)
 
     @cached_property
     def grouped_index(self) -> Tensor:

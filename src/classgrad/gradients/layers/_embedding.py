@@ -23,17 +23,24 @@ class LookupTerm(Term):
         self, tokens: Tensor, values: Tensor, owners: Tensor, classes: int, shape: torch.Size, memory: Memory
     ) -> None:
         super().__init__(classes, shape, values.dtype, memory)
-        keys, slots = torch.unique(owners * shape[0] + tokens, return_inverse=True)
-        self.sums = values.new_zeros(len(keys), shape[1]).index_add_(0, slots, values)
-        self.tokens = keys % shape[0]
-        self.owners = keys // shape[0]
+        # Sorting brings equal keys side by side. There are at most as many different ones as rows; the slots beyond
+        # stay zero, so that nothing here depends on a number a GPU would have to be waited for.
+        keys, order = (owners * shape[0] + tokens).sort(stable=True)
+        starts = torch.ones_like(keys)
+        starts[1:] = keys[1:] != keys[:-1]
+        slots = starts.cumsum(0) - 1
+        self.sums = values.new_zeros(len(keys), shape[1])
+        self.sums.index_put_((slots,), values[order], accumulate=True)  # unlike index_add_ deterministic on a GPU
+        distinct = torch.zeros_like(keys).index_put_((slots,), keys)
+        self.tokens = distinct % shape[0]
+        self.owners = distinct // shape[0]
 
     def dense(self, start: int, stop: int) -> Tensor:
         """Return the tables of a range of classes."""
         chosen = (self.owners >= start) & (self.owners < stop)
         out = self.sums.new_zeros(stop - start, *self.shape)
-        out[self.owners[chosen] - start, self.tokens[chosen]] = self.sums[chosen]
-        return out
+        place = (self.owners[chosen] - start, self.tokens[chosen])
+        return out.index_put_(place, self.sums[chosen], accumulate=True)  # empty slots share a place with a real one
 
     def weighted(self, weights: Tensor, finite: bool) -> Tensor:
         """Return the table of weighted sums."""
@@ -57,7 +64,7 @@ class LookupTerm(Term):
         for start in range(0, len(present), width):
             chosen = (slots >= start) & (slots < start + width)
             block = sums.new_zeros(self.classes, min(width, len(present) - start), self.shape[1])
-            block[self.owners[chosen], slots[chosen] - start] = sums[chosen]
+            block.index_put_((self.owners[chosen], slots[chosen] - start), sums[chosen], accumulate=True)
             out += block.flatten(1) @ block.flatten(1).T
         return out
 
