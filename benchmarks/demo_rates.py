@@ -7,6 +7,7 @@ recall on the validation split, averaged over the seeds, is taken (the smaller o
 """
 
 import argparse
+from dataclasses import replace
 
 import numpy as np
 
@@ -14,8 +15,8 @@ from classgrad.cli._demo import RATES, demo_spec
 from classgrad.dynamics import Run, summarize
 from classgrad.training import SEVEN, Job, train_all
 
-GRID = (0.01, 0.03, 0.1, 0.3, 1.0)
-SEEDS = (100, 101, 102)
+GRID = (0.03, 0.1, 0.3, 1.0, 3.0)
+SEEDS = (100, 101)
 
 
 def score(runs: list[Run]) -> float:
@@ -30,7 +31,9 @@ def main() -> None:
     given = parser.parse_args()
     for data in given.data.split(","):
         for name in given.algorithms.split(","):
-            jobs = [Job(demo_spec(data, name, seed, lr), None) for lr in GRID for seed in SEEDS]
+            jobs = [
+                Job(replace(demo_spec(data, name, seed, lr), gradients=False), None) for lr in GRID for seed in SEEDS
+            ]
             runs = train_all(jobs)
             groups = [runs[start : start + len(SEEDS)] for start in range(0, len(runs), len(SEEDS))]
             scores = [score(group) for group in groups]

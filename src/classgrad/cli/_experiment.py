@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -62,11 +63,13 @@ def run_experiment(experiment: Experiment, output: Output, classes: Mapping[str,
     return runs
 
 
-def show_results(runs: Sequence[Run], out: Path, output: Output, *, title: str, sentences: Sequence[str] = ()) -> None:
-    """Print the table, write the report under ``out`` and say where everything is."""
-    from classgrad.report import result_table, write_report
+def show_results(runs: Sequence[Run], out: Path, output: Output, *, title: str) -> None:
+    """Print the table and what it says, write the report under ``out`` and say where everything is."""
+    from classgrad.report import findings, result_table, write_report
 
     rows = result_table(runs)
+    grouped = groupby(rows, key=lambda row: row.data)
+    sentences = [f"{data}: {' '.join(findings(list(group)))}" for data, group in grouped]
     cells = [row.cells() for row in rows]
     output.table(list(cells[0]), [list(line.values()) for line in cells], title=title)
     for run in runs:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import groupby
 from pathlib import Path
 from typing import Annotated
 
@@ -41,7 +40,7 @@ def report(
     """
     found = _in_order([load_run(file) for path in runs for file in _files(path)])
     folder = out or (runs[0] if len(runs) == 1 and runs[0].is_dir() else Path("report"))
-    show_results(found, folder, Output(json, quiet), title=title, sentences=_sentences(found))
+    show_results(found, folder, Output(json, quiet), title=title)
 
 
 def _files(path: Path) -> list[Path]:
@@ -63,10 +62,3 @@ def _in_order(runs: Sequence[Run]) -> list[Run]:
         return str(run.meta.get("data")), place, algorithm, run.meta.get("seed") or 0
 
     return sorted(runs, key=rank)
-
-
-def _sentences(runs: Sequence[Run]) -> list[str]:
-    from classgrad.report import findings, result_table
-
-    grouped = groupby(result_table(runs), key=lambda row: row.data)
-    return [f"{data}: {' '.join(findings(list(rows)))}" for data, rows in grouped]
