@@ -16,7 +16,7 @@ THEMES = ("light", "dark")
 
 _CLASS_ANCHORS = {
     "light": ("#15226e", "#6a2c91", "#b83280", "#d8553c", "#d67d00"),
-    "dark": ("#5a76ff", "#9c73f0", "#e37fbb", "#ffad78", "#fff0a0"),
+    "dark": ("#4f6cff", "#927af2", "#e287be", "#ffad78", "#fff0a0"),
 }
 _ALGORITHMS = {
     "light": ("#000000", "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#b07800", "#3a9bd9"),

@@ -30,7 +30,7 @@ class Quantity:
         explanation: What it means, for someone who has not read the paper.
         series: The series it is read from; ``{split}`` stands for the split.
         read: Reads it from a run and a split, shape (points, classes).
-        limits: Ends of its axis, where they are fixed, and ``ticks`` its divisions.
+        limits: Ends of its axis where it is linear, and ``ticks`` its divisions.
         level: A value worth a line of its own.
         mapped: Whether it is also drawn as a map of classes and steps where there are many classes.
     """
@@ -42,8 +42,8 @@ class Quantity:
     explanation: str
     series: str
     read: Callable[[Run, str], Values]
-    limits: tuple[float, float] | None = None
-    ticks: float | None = None
+    limits: tuple[float, float] = (0, 1)
+    ticks: float = 1
     level: float | None = None
     mapped: bool = False
 

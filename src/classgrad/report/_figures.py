@@ -74,6 +74,8 @@ def write_figures(problems: Sequence[Problem], folder: Path, kinds: Sequence[str
     unknown = [kind for kind in kinds if kind not in KINDS]
     if unknown:
         raise InputError(f"Parameter `figures` should name kinds of {', '.join(KINDS)}. Found {unknown[0]!r}.")
+    if not kinds:
+        return []
     matplotlib = lab_module("matplotlib", "Figures as PNG and PDF")
     written = []
     with matplotlib.rc_context(STYLE):
@@ -200,7 +202,7 @@ def _maps(problem: Problem, quantity: Quantity, split: str) -> Figure:
     figure, panels, _ = _panels(problem, 1.9)
     for axes, experiment in zip(panels, problem.experiments, strict=True):
         curves = class_means(experiment, quantity, split, problem.order)
-        if curves is not None and quantity.limits:
+        if curves is not None:
             image = draw_map(axes, curves, quantity.limits)
             step_axis(axes, problem.last)
     figure.supxlabel("training step", fontsize=8)

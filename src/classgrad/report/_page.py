@@ -32,7 +32,7 @@ GLOSSARY = (
     (
         "minority initial drop (MID)",
         "Whether the minority classes first get worse, well below both where they began and chance, before they are "
-        "learnt; and how far they fall, in percentage points.",
+        "learnt; how far they fall below the lower of the two, in percentage points; and which share of it they lose.",
     ),
 )
 

@@ -39,7 +39,7 @@ def value_axis(axes: Axes, quantity: Quantity, drawn: Sequence[Curves]) -> None:
     highest = max((float(np.nanmax(part)) for curves in drawn for part in _finite(curves)), default=0.0)
     if quantity.scale == "log":
         _log_axis(axes)
-    elif quantity.limits and quantity.ticks:
+    else:
         low = quantity.limits[0]
         high = min(quantity.limits[1], quantity.ticks * max(1, math.ceil(1.05 * highest / quantity.ticks)))
         axes.set_yticks(np.arange(low, high + 1, quantity.ticks if high > quantity.ticks else quantity.ticks / 4))

@@ -94,7 +94,7 @@ def _seeds(experiment: Experiment) -> str:
 
 def _settings(experiment: Experiment) -> dict[str, str]:
     meta = experiment.runs[0].meta
-    known = {name: value for name, value in {**meta.get("spec", {}), **meta}.items() if name not in _NOT_SETTINGS}
+    known = {name: value for name, value in {**(meta.get("spec") or {}), **meta}.items() if name not in _NOT_SETTINGS}
     return {**dict(_flat(known)), "seeds": ", ".join(plain(run.meta.get("seed")) for run in experiment.runs)}
 
 

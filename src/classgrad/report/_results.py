@@ -112,7 +112,7 @@ def _mid(summary: Summary) -> str:
     if summary.mid_fraction == 0:
         return "no"
     share = "yes" if summary.mid_fraction == 1 else f"in {percentage(summary.mid_fraction)} of runs"
-    return f"{share}, {points(summary.mid_depth.mean)}"
+    return f"{share}, {points(summary.mid_depth.mean)} ({percentage(summary.mid_relative_depth.mean)})"
 
 
 COLUMNS: dict[str, Callable[[Summary], str]] = {

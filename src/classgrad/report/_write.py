@@ -7,9 +7,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from classgrad._errors import InputError
 from classgrad._files import write_atomically
 from classgrad.dynamics import Run
-from classgrad.report._experiments import problems
+from classgrad.report._experiments import Problem, problems
 from classgrad.report._figures import KINDS, FigureFiles, write_figures
 from classgrad.report._page import render
 
@@ -19,7 +20,7 @@ FIGURES = "figures"
 
 def write_report(
     runs: Sequence[Run],
-    out: Path,
+    out: str | Path,
     *,
     title: str = "Learning under class imbalance",
     figures: Sequence[str] = KINDS,
@@ -36,6 +37,13 @@ def write_report(
         The paths, the HTML file first.
     """
     grouped = problems(runs)
+    try:
+        return _write(grouped, Path(out), title, figures)
+    except OSError as error:
+        raise InputError(f"The report cannot be written to {out}: {error.strerror or error}.") from error
+
+
+def _write(grouped: Sequence[Problem], out: Path, title: str, figures: Sequence[str]) -> list[Path]:
     drawn = write_figures(grouped, out / FIGURES, figures)
     page = render(grouped, title, [_links(figure, out) for figure in drawn])
     write_atomically(out / PAGE, partial(_write_text, page))

@@ -62,22 +62,20 @@ function frame(theme, more) {
   };
 }
 
-// The ends of a value axis, in its own units (powers of ten where it is logarithmic), for all curves that share it.
+// The ends of a value axis for all curves that share it; powers of ten where it is logarithmic.
 function valueRange(quantity, curves) {
-  if (quantity.limits) {
-    const values = curves.flatMap((curve) => finite([...curve.mean.flat(), ...curve.high.flat()]));
-    const highest = values.reduce((a, b) => Math.max(a, b), quantity.limits[0]);
-    const high = Math.min(quantity.limits[1], quantity.ticks * Math.max(1, Math.ceil((1.05 * highest) / quantity.ticks)));
-    const margin = 0.03 * (high - quantity.limits[0]);
-    return [quantity.limits[0] - margin, high + margin];
+  const values = curves.flatMap((curve) => finite([...curve.mean.flat(), ...curve.high.flat()]));
+  if (quantity.scale === "linear") {
+    const [low, most] = quantity.limits;
+    const highest = values.reduce((a, b) => Math.max(a, b), low);
+    const high = Math.min(most, quantity.ticks * Math.max(1, Math.ceil((1.05 * highest) / quantity.ticks)));
+    return [low - 0.03 * (high - low), high + 0.03 * (high - low)];
   }
-  const log = quantity.scale === "log";
-  const values = curves.flatMap((curve) => finite(curve.mean.flat())).filter((value) => !log || value > 0);
-  if (!values.length) return [0, 1];
-  const scaled = values.map((value) => (log ? Math.log10(value) : value));
-  const low = scaled.reduce((a, b) => Math.min(a, b));
-  const high = scaled.reduce((a, b) => Math.max(a, b));
-  const margin = 0.06 * Math.max(high - low, log ? 0.1 : 1e-9);
+  const powers = values.filter((value) => value > 0).map(Math.log10);
+  if (!powers.length) return [0, 1];
+  const low = powers.reduce((a, b) => Math.min(a, b));
+  const high = powers.reduce((a, b) => Math.max(a, b));
+  const margin = 0.06 * Math.max(high - low, 0.1);
   return [low - margin, high + margin];
 }
 
