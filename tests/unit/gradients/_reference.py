@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +12,11 @@ from torch.nn import functional as F
 
 def cross_entropy(out: Tensor, y: Tensor) -> Tensor:
     return F.cross_entropy(out, y, reduction="none")
+
+
+def loss_of(model: nn.Module) -> Callable[[Any, Tensor], Tensor]:
+    """One loss per example, as ``backward_through``, ``refresh`` and ``verify`` take it."""
+    return lambda x, y: cross_entropy(model(x), y)
 
 
 def flat_gradients(losses: Tensor, y: Tensor, parameters: Iterable[nn.Parameter]) -> Tensor:
