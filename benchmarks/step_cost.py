@@ -265,7 +265,7 @@ def _peak_memory(run: Callable[[], float], device: str) -> int:
         before = torch.cuda.memory_allocated()
         torch.cuda.reset_peak_memory_stats()
         run()
-        return torch.cuda.max_memory_allocated() - before
+        return max(1, torch.cuda.max_memory_allocated() - before)
     from torch.profiler import ProfilerActivity, profile
 
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from classgrad._errors import InputError
 from classgrad.gradients._checks import check_labels
 from classgrad.gradients._class_gradients import ClassGradients
-from classgrad.gradients._layout import class_layout
+from classgrad.gradients._layout import ClassLayout, class_layout
 from classgrad.gradients._step import Step
 
 
@@ -23,6 +23,7 @@ class _Recording:
     graph: torch.cuda.CUDAGraph
     x: Tensor
     y: Tensor
+    layout: ClassLayout
     step: Step
     gradients: dict[nn.Parameter, Tensor]
 
@@ -36,7 +37,8 @@ class CapturedStep:
     device.
 
     Each call *overwrites* ``p.grad``, and the tensors of the step it returns are overwritten by the next call. The
-    optimizer's step and learning rate stay outside, so both may change at will. On the CPU the step simply runs.
+    optimizer's step and learning rate stay outside, so both may change at will; which parameters are trained and
+    whether the model is in training mode may not. On the CPU the step simply runs.
 
     ``loss_fn`` must do the same operations every time and never wait for the device (no ``.item()``, no Python ``if``
     on values). Labels on the CPU save a wait for the device.
@@ -55,17 +57,16 @@ class CapturedStep:
         x = x if layout.order is None else x.index_select(0, layout.order.to(x.device))
         labels = layout.group(labels)
         if not x.is_cuda:
-            for p in self.grads.parameters:
-                p.grad = None
+            self._forget()
             return self.grads.backward(self.loss_fn(x, labels), labels)
-        key = (tuple(layout.classes.tolist()), tuple(layout.sizes), x.shape, x.dtype, *map(id, self.grads.parameters))
+        key = (tuple(layout.classes.tolist()), tuple(layout.sizes), x.shape, x.dtype)
         if key not in self._recordings:
             self._recordings[key] = self._record(x, labels.to(x.device))
         recording = self._recordings[key]
         recording.x.copy_(x)
         recording.graph.replay()
-        for p in self.grads.parameters:
-            p.grad = recording.gradients.get(p)
+        for p, gradient in recording.gradients.items():
+            p.grad = gradient
         return replace(recording.step)
 
     def _record(self, x: Tensor, y: Tensor) -> _Recording:
@@ -91,7 +92,7 @@ class CapturedStep:
             ) from error
         self._pool = graph.pool()
         gradients = {p: p.grad for p in self.grads.parameters if p.grad is not None}
-        return _Recording(graph, x, y, step, gradients)
+        return _Recording(graph, x, y, layout, step, gradients)
 
     def _forget(self) -> None:
         for p in self.grads.parameters:
