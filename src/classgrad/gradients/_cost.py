@@ -23,13 +23,15 @@ class Rates:
     """Seconds per small operation, whatever its size."""
     conv_call: float
     """Seconds per weight gradient of a convolution, whatever its size."""
+    row: float
+    """Seconds per row of a class: a product with a small result is a chain over its rows, however many units idle."""
     rows_bytes: int
     """Bytes of patches laid out as rows at a time: as many as stay close to the arithmetic units."""
 
 
 _RATES = {
-    "cpu": Rates(flops=5e10, bytes=1e10, call=5e-6, conv_call=1e-4, rows_bytes=2**23),
-    "cuda": Rates(flops=1e14, bytes=2e12, call=8e-6, conv_call=3e-5, rows_bytes=2**30),
+    "cpu": Rates(flops=5e10, bytes=1e10, call=5e-6, conv_call=1e-4, row=0.0, rows_bytes=2**23),
+    "cuda": Rates(flops=1e14, bytes=2e12, call=8e-6, conv_call=3e-5, row=2.5e-9, rows_bytes=2**30),
 }
 
 
@@ -67,4 +69,5 @@ def rows_are_cheaper(positions: int, inner: int, outer: int, layout: ClassLayout
     """
     r = rates(device)
     copy = 8 * layout.examples * positions * (inner + outer) / r.bytes
-    return copy + _calls(layout) * r.call < len(layout) * r.conv_call
+    chain = r.row * max(layout.sizes, default=0) * positions
+    return copy + chain + _calls(layout) * r.call < len(layout) * r.conv_call
