@@ -45,14 +45,21 @@ class Live:
         """Show how far run ``number`` is."""
         self._bars.advance(self._total, progress.step - self._done[number])
         self._done[number] = progress.step
+        self._show(number, progress)
+        if self._boards is not None and progress.point is not None:
+            self._boards.write(number, progress.step, progress.point)
+
+    def _show(self, number: int, progress: Progress) -> None:
+        """Give a run its bar while it is at work; the last update and the last measurement may both say it is done."""
+        if progress.step == progress.steps:
+            task = self._tasks.pop(number, None)
+            if task is not None:
+                self._bars.remove_task(task)
+            return
         if number not in self._tasks:
             self._tasks[number] = self._bars.add_task(self._name(number), total=progress.steps)
         described = {} if progress.point is None else {"description": self._describe(number, progress.point)}
         self._bars.update(self._tasks[number], completed=progress.step, **described)  # type: ignore[arg-type]
-        if progress.step == progress.steps:
-            self._bars.remove_task(self._tasks[number])
-        if self._boards is not None and progress.point is not None:
-            self._boards.write(number, progress.step, progress.point)
 
     def _name(self, number: int) -> str:
         spec = self._jobs[number].spec
