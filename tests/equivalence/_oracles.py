@@ -74,8 +74,11 @@ STRATEGIES = [Strategy(*choice) for choice in product((False, True), (False, Tru
 
 
 @contextmanager
-def forced(strategy: Strategy) -> Iterator[None]:
-    """Make the fused engine take its ways by decree, not by cost."""
+def forced(strategy: Strategy | None) -> Iterator[None]:
+    """Make the fused engine take its ways by decree, not by cost; or by cost after all."""
+    if strategy is None:
+        yield
+        return
     layers = "classgrad.gradients.layers"
     with (
         mock.patch(f"{layers}._linear.ghost_is_cheaper", return_value=strategy.ghost),
@@ -111,18 +114,21 @@ class Found:
     matrix: Tensor | None = None
 
 
-def fused(case: Case, strategy: Strategy) -> Found:
+def fused(case: Case, strategy: Strategy | None, table: bool = True) -> Found:
     """The fused engine by one strategy: PCN's step, and the Gram matrix and the gradients themselves."""
     gram = None
+    memory = 2**30 if strategy is None else strategy.max_memory
     with forced(strategy), _watched(case):
-        if case.network.covered or strategy.max_memory:
-            with _engine(case, "fused", gram=True, max_memory=strategy.max_memory) as grads:
+        if case.network.covered or memory:
+            with _engine(case, "fused", gram=True, max_memory=memory) as grads:
                 gram = grads.backward(case.losses(), case.layout.y).gram
-        with _engine(case, "fused", max_memory=strategy.max_memory) as grads:
+        with _engine(case, "fused", max_memory=memory) as grads:
             step = grads.backward(case.losses(), case.layout.y)
         direction = _take_direction(case)
-        with _engine(case, "fused") as grads:
-            matrix = grads.gradients(case.losses(), case.layout.y).matrix
+        matrix = None
+        if table:
+            with _engine(case, "fused") as grads:
+                matrix = grads.gradients(case.losses(), case.layout.y).matrix
     assert step.norms is not None
     return Found(step.norms, direction, gram, matrix)
 

@@ -47,15 +47,15 @@ def assert_equals_plain_autograd(found: Found, gradients: Tensor, tolerance: flo
     unit = gradients / norms.where(norms > 0, 1.0)[:, None]
     assert_near(found.norms, norms, tolerance)
     assert_near(found.direction, unit.sum(0), tolerance)
-    if found.gram is not None:
-        assert_near(found.gram, gradients @ gradients.T, tolerance)
+    if found.gram is not None:  # products of two: twice the relative error
+        assert_near(found.gram, gradients @ gradients.T, 2 * tolerance)
     if found.matrix is not None:
         assert_near(found.matrix, gradients, tolerance)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_engine_agrees_in_double_precision(family: str) -> None:
-    @settings(deadline=None, max_examples=EXAMPLES[family])
+    @settings(deadline=None, derandomize=True, max_examples=EXAMPLES[family])
     @given(cases(FAMILIES[family], torch.float64), st.sampled_from(STRATEGIES), st.none() | st.integers(1, 3))
     def check(case: Case, strategy: Any, chunk: int | None) -> None:
         gradients = plain_gradients(case)
@@ -71,7 +71,7 @@ def test_every_engine_agrees_in_double_precision(family: str) -> None:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_fused_agrees_in_single_precision(family: str) -> None:
-    @settings(deadline=None, max_examples=EXAMPLES[family] // 6)
+    @settings(deadline=None, derandomize=True, max_examples=EXAMPLES[family] // 6)
     @given(cases(FAMILIES[family], torch.float32), st.sampled_from(STRATEGIES))
     def check(case: Case, strategy: Any) -> None:
         assert_equals_plain_autograd(fused(case, strategy), plain_gradients(case), 1e-5)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from classgrad.rules._rule import ClassStatistics, Need, Rule, inverse, required
@@ -21,14 +22,15 @@ class Bisect(Rule):
     separable: bool = False
 
     def __call__(self, statistics: ClassStatistics) -> Tensor:
-        """Return the PCN weights times ‖Σ g_l‖ / ‖Σ g_l/‖g_l‖‖ (zero if the unit gradients cancel)."""
+        """Return the PCN weights times ‖Σ g_l‖ / ‖Σ g_l/‖g_l‖‖ (zero if the unit gradients cancel up to rounding)."""
         gram, active = required(statistics.gram), statistics.active
         unit = inverse(required(statistics.norms), active)
         ones = active.to(gram.dtype)
         gram = gram.where(active[:, None] & active[None, :], gram.new_zeros(()))
         plain = (ones @ gram @ ones).clamp_min(0).sqrt()
-        pcn = (unit @ gram @ unit).clamp_min(0).sqrt()
-        return unit * plain * inverse(pcn, pcn > 0)
+        pcn = unit @ gram @ unit
+        rounding = 4 * torch.finfo(gram.dtype).eps * ones.sum().square()
+        return unit * plain * inverse(pcn, pcn > rounding).sqrt()
 
     def __repr__(self) -> str:
         return "Bisect()"
