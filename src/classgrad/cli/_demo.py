@@ -17,25 +17,25 @@ Out = Annotated[Path, typer.Option(help="Folder for records, report and figures;
 
 RATES: dict[str, dict[str, float]] = {
     "digits-bi20": {
-        "gd": 0.1,
-        "pcngd": 0.05,
+        "gd": 0.3,
+        "pcngd": 1.0,
         "sgd": 0.1,
-        "pcnsgd": 0.02,
-        "pcnsgd+r": 0.02,
-        "sgd+o": 0.1,
-        "pcnsgd+o": 0.05,
+        "pcnsgd": 1.0,
+        "pcnsgd+r": 0.3,
+        "sgd+o": 0.03,
+        "pcnsgd+o": 0.3,
     },
     "digits-mul10": {
-        "gd": 0.1,
-        "pcngd": 0.05,
-        "sgd": 0.1,
-        "pcnsgd": 0.02,
-        "pcnsgd+r": 0.02,
+        "gd": 0.3,
+        "pcngd": 0.3,
+        "sgd": 0.3,
+        "pcnsgd": 0.3,
+        "pcnsgd+r": 0.03,
         "sgd+o": 0.1,
-        "pcnsgd+o": 0.05,
+        "pcnsgd+o": 0.3,
     },
 }
-"""Learning rates, each the best of the same five for its algorithm by validation recall (benchmarks/demo_rates.py)."""
+"""Learning rates, picked from the same five for every algorithm by validation recall (benchmarks/demo_rates.py)."""
 
 STEPS = {"digits-bi20": 150, "digits-mul10": 150}
 SEEDS = (0, 1, 2)

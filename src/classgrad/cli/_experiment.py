@@ -73,8 +73,8 @@ def show_results(runs: Sequence[Run], out: Path, output: Output, *, title: str) 
     cells = [row.cells() for row in rows]
     output.table(list(cells[0]), [list(line.values()) for line in cells], title=title)
     for run in runs:
-        if run.meta["message"]:
-            output.say(f"{run.meta['algorithm']}, seed {run.meta['seed']}: {run.meta['message']}")
+        if run.meta.get("message"):
+            output.say(f"{run.meta.get('algorithm')}, seed {run.meta.get('seed')}: {run.meta['message']}")
     for sentence in sentences:
         output.say(sentence)
     paths = write_report(runs, out, title=title)
@@ -85,7 +85,7 @@ def show_results(runs: Sequence[Run], out: Path, output: Output, *, title: str) 
         {
             "results": [_facts(row) for row in rows],
             "sentences": sentences,
-            "runs": [{key: run.meta[key] for key in _RUN_FACTS} for run in runs],
+            "runs": [{key: run.meta.get(key) for key in _RUN_FACTS} for run in runs],
             "out": str(out),
             "files": [str(path) for path in paths],
         }

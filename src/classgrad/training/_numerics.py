@@ -67,6 +67,7 @@ def _deterministic(precision: str) -> Iterator[None]:
         (convolutions, "fp32_precision", products),
         (torch.backends.cudnn, "deterministic", True),
         (torch.backends.cudnn, "benchmark", False),
+        (torch.utils.deterministic, "fill_uninitialized_memory", False),  # a debugging aid that costs a kernel each
     ]
     before = [(place, name, getattr(place, name)) for place, name, _ in wanted]
     deterministic = torch.are_deterministic_algorithms_enabled()
