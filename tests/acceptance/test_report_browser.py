@@ -200,7 +200,7 @@ def test_the_numbers_behind_a_plot_can_be_read(desk, pages):
     assert [float(cell) for cell in cells] == pytest.approx(plotted, rel=0.01)
 
 
-def test_dark_mode_reaches_the_plots(desk, pages):
+def test_dark_mode_reaches_the_plots_but_not_the_paper(desk, pages):
     opened(desk, pages["pair"])
     drawn(desk, RECALL)
     back = "return getComputedStyle(document.querySelector(arguments[0] + ' .main-svg')).backgroundColor"
@@ -210,12 +210,14 @@ def test_dark_mode_reaches_the_plots(desk, pages):
     try:
         until(desk, f"{back} === 'rgb(20, 22, 27)'", RECALL)
         assert desk.execute_script("return getComputedStyle(document.body).backgroundColor") == "rgb(20, 22, 27)"
-        desk.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print"})
-        assert desk.execute_script("return getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
-        printed = desk.execute_cdp_cmd("Page.printToPDF", {"printBackground": True})
-        assert len(printed["data"]) > 50_000
+        desk.execute_script("dispatchEvent(new Event('beforeprint'))")
+        assert desk.execute_script(back, RECALL) == "rgb(255, 255, 255)"
+        undrawn = "return [...document.querySelectorAll('.plot')].filter((p) => p.offsetParent && !p.childElementCount)"
+        assert desk.execute_script(undrawn) == []
+        desk.execute_script("dispatchEvent(new Event('afterprint'))")
+        assert desk.execute_script(back, RECALL) == "rgb(20, 22, 27)"
     finally:
-        desk.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "", "features": []})
+        desk.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
     assert_quiet(desk)
 
 

@@ -123,11 +123,16 @@ OVERVIEW: dict[str, Callable[[Run, str], Values]] = {
 
 @dataclass(frozen=True)
 class Line:
-    """One line of a plot: a class, or a group of classes of similar size."""
+    """One line of a plot: a class, or a group of classes of similar size; ``detail`` tells its training examples."""
 
     name: str
-    label: str
+    detail: str
     classes: NDArray[np.int64]
+
+    @property
+    def label(self) -> str:
+        """Name and detail."""
+        return f"{self.name} ({self.detail})"
 
 
 @dataclass(frozen=True)
@@ -148,14 +153,9 @@ def lines_of(problem: Problem) -> list[Line]:
     """One line per class from majority to minority; three groups of classes where there are more than :data:`MANY`."""
     order, counts, names = problem.order, problem.counts, problem.runs[0].classes
     if len(order) <= MANY:
-        return [Line(names[k], f"{names[k]} (n = {counts[k]:,})", np.array([k])) for k in order]
+        return [Line(names[k], f"n = {counts[k]:,}", np.array([k])) for k in order]
     parts = zip(("largest", "middle", "smallest"), np.array_split(order, 3), strict=True)
-    return [
-        Line(
-            f"{size} {len(part)}", f"{len(part)} {size} classes (n = {counts[part[-1]]:,} to {counts[part[0]]:,})", part
-        )
-        for size, part in parts
-    ]
+    return [Line(f"{len(k)} {size} classes", f"n = {counts[k[-1]]:,} to {counts[k[0]]:,}", k) for size, k in parts]
 
 
 def curves_of(experiment: Experiment, quantity: Quantity, split: str, lines: Sequence[Line]) -> Curves | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -14,7 +15,17 @@ from classgrad._errors import InputError
 from classgrad._files import write_atomically
 from classgrad.data._lazy import lab_module
 from classgrad.report._colours import algorithm_looks
-from classgrad.report._curves import MANY, OVERVIEW, QUANTITIES, Quantity, class_means, curves_of, lines_of, overview_of
+from classgrad.report._curves import (
+    MANY,
+    OVERVIEW,
+    QUANTITIES,
+    Curves,
+    Quantity,
+    class_means,
+    curves_of,
+    lines_of,
+    overview_of,
+)
 from classgrad.report._drops import Span, view_drop
 from classgrad.report._experiments import Problem
 from classgrad.report._panels import (
@@ -24,6 +35,7 @@ from classgrad.report._panels import (
     draw_drop,
     draw_lowest,
     draw_map,
+    plain_text,
     step_axis,
     value_axis,
 )
@@ -78,7 +90,8 @@ def write_figures(problems: Sequence[Problem], folder: Path, kinds: Sequence[str
         return []
     matplotlib = lab_module("matplotlib", "Figures as PNG and PDF")
     written = []
-    with matplotlib.rc_context(STYLE):
+    with matplotlib.rc_context(STYLE), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph .* missing")  # names in scripts the font lacks show as boxes
         for problem, stem in zip(problems, _stems(problems), strict=True):
             for name, title, draw in _drawings(problem):
                 figure = _laid_out(draw())
@@ -141,16 +154,18 @@ def _overview(problem: Problem, split: str) -> Figure:
     looks = algorithm_looks([experiment.label for experiment in problem.experiments])
     titles = {"macro": "macro recall", "minority": "recall of the minority classes"}
     panels = figure.subplots(1, 2, sharex=True, sharey=True)
+    shown: list[Curves] = []
     for axes, name in zip(panels, OVERVIEW, strict=True):
         drawn = [(e.label, overview_of(e, name, split)) for e in problem.experiments]
         for label, curves in drawn:
             style = {"color": looks[label].colours["light"], "linestyle": _LINESTYLES[looks[label].dash]}
             if curves is not None:
-                draw_curves(axes, curves, [{**style, "label": label}])
-        value_axis(axes, QUANTITIES[0], [curves for _, curves in drawn if curves is not None])
-        step_axis(axes, problem.last)
+                draw_curves(axes, curves, [{**style, "label": plain_text(label, 34)}])
+        shown += [curves for _, curves in drawn if curves is not None]
         axes.set_title(f"{titles[name]} ({split})")
         axes.set_xlabel("training step")
+    value_axis(panels[0], QUANTITIES[0], shown)
+    step_axis(panels[0], problem.last)
     panels[0].set_ylabel(QUANTITIES[0].axis)
     figure.legend(*panels[0].get_legend_handles_labels(), loc="outside right center")
     return figure
@@ -165,7 +180,7 @@ def _panels(problem: Problem, height: float, *, legend: bool = False) -> tuple[F
     figure = _figure(WIDTH * min(max(columns, 2) / _COLUMNS[0], 1), height * rows + 0.35)
     grid = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False).ravel().tolist()
     for axes, experiment in zip(grid, problem.experiments, strict=False):
-        axes.set_title(experiment.label)
+        axes.set_title(plain_text(experiment.label, 26))
     for above, axes in zip(grid[count - columns :], grid[count:], strict=False):
         axes.set_axis_off()
         above.tick_params(labelbottom=True)
@@ -175,7 +190,7 @@ def _panels(problem: Problem, height: float, *, legend: bool = False) -> tuple[F
 def _classes(problem: Problem, quantity: Quantity, split: str, spans: Sequence[Span | None]) -> Figure:
     figure, panels, spare = _panels(problem, 1.55, legend=True)
     lines = lines_of(problem)
-    looks = class_looks([line.label for line in lines])
+    looks = class_looks(lines)
     places = {int(line.classes[0]): at for at, line in enumerate(lines) if len(line.classes) == 1}
     drawn = [curves_of(experiment, quantity, split, lines) for experiment in problem.experiments]
     for axes, curves, span in zip(panels, drawn, spans, strict=True):
@@ -184,12 +199,13 @@ def _classes(problem: Problem, quantity: Quantity, split: str, spans: Sequence[S
             continue
         draw_curves(axes, curves, looks, log=quantity.scale == "log")
         if span is not None and quantity.by_split:
-            draw_drop(axes, span, problem.last)
+            draw_drop(axes, span, int(curves.steps[-1]))
         if span is not None and quantity.name == "recall":
             lowest = {places[label]: step for label, step in span.lowest.items() if label in places}
             draw_lowest(axes, curves, lowest, [look["color"] for look in looks])
-    for axes in panels:
-        value_axis(axes, quantity, [curves for curves in drawn if curves is not None])
+        if quantity.level is not None:
+            axes.axhline(quantity.level, color="#777777", linewidth=0.7, linestyle=":")
+    value_axis(panels[0], quantity, [curves for curves in drawn if curves is not None])  # the others share it
     step_axis(panels[0], problem.last)
     figure.supxlabel("training step", fontsize=8)
     figure.supylabel(quantity.axis, fontsize=8)
@@ -218,7 +234,7 @@ def _confusions(problem: Problem, split: str, steps: Sequence[int | None]) -> Fi
     names = problem.classes if len(problem.order) <= MANY else None
     for axes, (experiment, step) in zip(panels, chosen, strict=True):
         image = draw_confusion(axes, confusion_at(problem, experiment, split, step), names)
-        axes.set_title(f"{experiment.label}, step {step:,}")
+        axes.set_title(f"{plain_text(experiment.label, 16)}, step {step:,}")
     if names is None:
         figure.colorbar(image, ax=panels, label="% of the true class", shrink=0.8)
     figure.supxlabel("given to", fontsize=8)

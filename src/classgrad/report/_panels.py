@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from classgrad.report._colours import class_colours
-from classgrad.report._curves import Curves, Quantity, step_ticks
+from classgrad.report._curves import Curves, Line, Quantity, step_ticks
 from classgrad.report._drops import Span
 
 if TYPE_CHECKING:
@@ -19,6 +19,13 @@ if TYPE_CHECKING:
 DROP = "minority initial drop"
 SHADE = "#d67d00"
 """Colour of the minority initial drop."""
+
+
+def plain_text(text: str, most: int) -> str:
+    """Shorten a text that users chose, and keep matplotlib from reading mathematics or "not for the legend" in it."""
+    short = text if len(text) <= most else f"{text[: most - 1]}…"
+    spaced = f" {short}" if short.startswith("_") else short
+    return spaced.replace("$", r"\$")
 
 
 def place(steps: NDArray[np.int64] | Sequence[int]) -> NDArray[np.float64]:
@@ -44,8 +51,6 @@ def value_axis(axes: Axes, quantity: Quantity, drawn: Sequence[Curves]) -> None:
         high = min(quantity.limits[1], quantity.ticks * max(1, math.ceil(1.05 * highest / quantity.ticks)))
         axes.set_yticks(np.arange(low, high + 1, quantity.ticks if high > quantity.ticks else quantity.ticks / 4))
         axes.set_ylim(low - 0.03 * (high - low), high + 0.03 * (high - low))
-    if quantity.level is not None:
-        axes.axhline(quantity.level, color="#777777", linewidth=0.7, linestyle=":")
 
 
 def _log_axis(axes: Axes) -> None:
@@ -113,8 +118,9 @@ def draw_confusion(axes: Axes, matrix: NDArray[np.int64], names: Sequence[str] |
         axes.set_xticks([0, len(matrix) - 1], ["1", str(len(matrix))])
         axes.set_yticks([0, len(matrix) - 1], ["1", str(len(matrix))])
         return image
-    axes.set_xticks(range(len(names)), names, rotation=90 if len(names) > 3 else 0)
-    axes.set_yticks(range(len(names)), names)
+    short = [plain_text(name, 12) for name in names]
+    axes.set_xticks(range(len(names)), short, rotation=90 if len(names) > 2 else 0)
+    axes.set_yticks(range(len(names)), short)
     size = 8 if len(names) <= 4 else 4.5
     for row, column in np.argwhere(shares >= 0.5).tolist():  # a cell that rounds to 0 stays empty
         share = shares[row, column]
@@ -134,6 +140,8 @@ def draw_map(axes: Axes, curves: Curves, limits: tuple[float, float]) -> Any:
     return image
 
 
-def class_looks(labels: Sequence[str]) -> list[dict[str, Any]]:
-    """How the lines of the classes look."""
-    return [{"color": colour, "label": label} for colour, label in zip(class_colours(len(labels)), labels, strict=True)]
+def class_looks(lines: Sequence[Line]) -> list[dict[str, Any]]:
+    """Give the lines of the classes their colours and their names in the legend."""
+    colours = class_colours(len(lines))
+    labels = [f"{plain_text(line.name, 20)} ({line.detail})" for line in lines]
+    return [{"color": colour, "label": label} for colour, label in zip(colours, labels, strict=True)]

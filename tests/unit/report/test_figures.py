@@ -13,6 +13,7 @@ from classgrad.dynamics import save_run
 from classgrad.report import write_report
 from classgrad.report._experiments import problems
 from classgrad.report._figures import _stems, write_figures
+from classgrad.report._panels import plain_text
 
 
 @pytest.fixture(scope="module")
@@ -102,6 +103,14 @@ def test_any_number_of_algorithms_has_room_for_the_legend(synthetic, recalls, tm
 def test_files_of_data_sets_with_odd_names_do_not_collide(synthetic, recalls):
     runs = [synthetic.changed(recalls, data=name) for name in ("../Ä/b", "../ä/B", "&&", "Bi 20")]
     assert _stems(problems(runs)) == ["b-1", "b-2", "data", "bi-20"]
+
+
+def test_odd_names_are_drawn_as_they_are(synthetic, recalls, tmp_path):
+    for names in (["$\\frac{$", "_hidden"], ["a $ b", "名前"], ["x" * 300, ""]):
+        run = synthetic.changed(recalls, classes=names, algorithm="$_^{")
+        assert len(write_figures(problems([run]), tmp_path, ("png",))) == 4
+    assert plain_text("_a$b", 9) == r" _a\$b"
+    assert plain_text("abcdef", 4) == "abc…"
 
 
 def test_an_unknown_kind_is_refused(binary, tmp_path):

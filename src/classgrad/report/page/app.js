@@ -10,12 +10,13 @@ async function unpacked(id) {
   return new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"))).text();
 }
 
-function themeNow(printing) {
-  const style = getComputedStyle(document.documentElement);
+function themeNow() {
+  const root = document.documentElement;
+  const style = getComputedStyle(root);
   const colour = (name) => style.getPropertyValue(`--${name}`).trim();
   const names = ["paper", "card", "ink", "soft", "line", "grid", "matrix", "warm", "shade"];
   return {
-    name: dark.matches && !printing ? "dark" : "light",
+    name: dark.matches && !root.classList.contains("printing") ? "dark" : "light",
     touch: coarse.matches,
     ...Object.fromEntries(names.map((name) => [name, colour(name)])),
   };
@@ -75,7 +76,6 @@ class Page {
   constructor(content) {
     this.content = content;
     this.plots = new Plots();
-    this.printing = false;
     this.picks = { problem: $("#pick-problem"), split: $("#pick-split"), first: $("#pick-first"), second: $("#pick-second") };
     options(this.picks.problem, content.problems.map(({ label }, at) => [String(at), label]), "0");
     this.picks.problem.addEventListener("change", () => this.opened());
@@ -105,7 +105,7 @@ class Page {
   }
 
   show() {
-    this.theme = themeNow(this.printing);
+    this.theme = themeNow();
     this.legends();
     this.overview("macro", "macro recall");
     this.overview("minority", "recall of the minority classes");
@@ -114,6 +114,12 @@ class Page {
     const second = this.chosen("second");
     const names = second ? `${this.chosen("first").label} beside ${second.label}` : this.chosen("first").label;
     $("#status").textContent = `Showing ${names} on ${this.problem.label}, ${this.split} set.`;
+  }
+
+  print(on) {
+    document.documentElement.classList.toggle("printing", on);
+    this.show();
+    if (on) this.plots.drawAll();
   }
 
   legends() {
@@ -253,9 +259,8 @@ async function start() {
   document.head.append(Object.assign(document.createElement("script"), { textContent: plotly }));
   $("#waiting").hidden = true;
   const page = new Page(JSON.parse(content));
-  const printing = (is) => { page.printing = is; page.show(); if (is) page.plots.drawAll(); };
-  addEventListener("beforeprint", () => printing(true));
-  addEventListener("afterprint", () => printing(false));
+  addEventListener("beforeprint", () => page.print(true));
+  addEventListener("afterprint", () => page.print(false));
   dark.addEventListener("change", () => page.show());
   let width = innerWidth;
   let waiting;

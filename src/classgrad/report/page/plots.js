@@ -89,7 +89,7 @@ function valueAxis(quantity, range, theme) {
   };
 }
 
-function band(curve, line, floor, colour) {
+function band(curve, line, floor, colour, strength = 0.18) {
   const points = curve.steps.map((step, at) => [place(step), curve.low[line][at], curve.high[line][at]]);
   const known = points.filter(([, low, high]) => low !== null && high !== null);
   return {
@@ -98,7 +98,7 @@ function band(curve, line, floor, colour) {
     mode: "lines",
     line: { width: 0 },
     fill: "toself",
-    fillcolor: translucent(colour, 0.18),
+    fillcolor: translucent(colour, strength),
     hoverinfo: "skip",
   };
 }
@@ -166,8 +166,8 @@ function labelled(layout, ends, range, log, width) {
   return layout;
 }
 
-function dropShade(problem, span, theme) {
-  const end = span.end ?? problem.last;
+function dropShade(curves, span, theme) {
+  const end = span.end ?? curves.steps.at(-1);
   return {
     shapes: [
       { type: "rect", xref: "x", yref: "paper", x0: place(span.start), x1: place(end), y0: 0, y1: 1,
@@ -192,6 +192,7 @@ function dropMarks(problem, curves, span, theme) {
     y: marks.map(({ line, at }) => curves.mean[line][at]),
     text: marks.map(({ line, at }) => `${escaped(problem.lines[line].label)}: lowest at step ${curves.steps[at]}`),
     mode: "markers",
+    cliponaxis: false,
     marker: { symbol: "triangle-down", size: 11, color: marks.map(({ line }) => problem.colours[theme.name][line]),
       line: { color: theme.ink, width: 1 } },
     hovertemplate: "%{text}<extra></extra>",
@@ -209,7 +210,7 @@ function classFigure({ problem, quantity, curves, shared, span, theme, width }) 
     ...order.map((line) => band(curves, line, floor, colours[line])),
     ...order.map((line) => curve(curves, line, problem.lines[line].label, colours[line])),
   ];
-  const parts = [span ? dropShade(problem, span, theme) : {}, quantity.level ? levelLine(quantity, theme) : {}];
+  const parts = [span ? dropShade(curves, span, theme) : {}, quantity.level ? levelLine(quantity, theme) : {}];
   if (span && quantity.name === "recall") data.push(dropMarks(problem, curves, span, theme));
   const layout = frame(theme, {
     xaxis: stepAxis(problem, theme),
@@ -226,7 +227,7 @@ function overviewFigure({ problem, quantity, members, theme, width }) {
   const range = valueRange(quantity, members.map(({ curves }) => curves));
   const colour = (member) => member.colours[theme.name];
   const data = [
-    ...members.map((member) => band(member.curves, 0, -Infinity, colour(member))),
+    ...members.map((member) => band(member.curves, 0, -Infinity, colour(member), member.chosen ? 0.18 : 0.07)),
     ...members.map((member) => curve(member.curves, 0, member.label, colour(member), { dash: member.dash, width: member.chosen ? 3.2 : 1.4 })),
   ];
   const layout = frame(theme, { xaxis: stepAxis(problem, theme), yaxis: valueAxis(quantity, range, theme) });
@@ -277,9 +278,11 @@ function confusionFigure({ problem, matrix, theme, width }) {
   const totals = matrix.map((row) => row.reduce((a, b) => a + b, 0));
   const shares = matrix.map((row, at) => row.map((count) => (totals[at] ? (100 * count) / totals[at] : null)));
   const few = names.length <= 12;
-  const size = Math.min(width, few ? 170 + 58 * Math.min(names.length, 5) : 460);
   const longest = Math.max(...problem.classes.map(({ name }) => Math.min(name.length, 14)));
   const left = few ? 28 + 7.2 * longest : 58;
+  const slanted = few && names.length > 4 && longest > 3;
+  const cell = slanted ? 38 : Math.max(names.length > 4 ? 38 : 62, 7.2 * longest + 8);
+  const size = Math.min(width, few ? left + 8 + cell * names.length : 460);
   const ticks = few
     ? { tickvals: names.map((_, at) => at), ticktext: names }
     : { tickvals: [0, names.length - 1], ticktext: ["1", String(names.length)] };
@@ -300,9 +303,9 @@ function confusionFigure({ problem, matrix, theme, width }) {
   }];
   const axis = { ...ticks, showgrid: false, zeroline: false, fixedrange: true, ticks: "" };
   const layout = frame(theme, {
-    height: size,
+    height: few ? Math.min(size - left + 58 + (slanted ? 5 * longest : 0), 480) : size,
     width: few ? size : width,
-    xaxis: { ...axis, side: "bottom", title: { text: "given to", standoff: 6, font: { size: 13 } }, tickangle: few && names.length > 4 && longest > 3 ? -45 : 0, automargin: true },
+    xaxis: { ...axis, side: "bottom", title: { text: "given to", standoff: 6, font: { size: 13 } }, tickangle: slanted ? -45 : 0, automargin: true },
     yaxis: { ...axis, autorange: "reversed", title: { text: "true class", standoff: 4, font: { size: 13 } }, automargin: true },
     dragmode: false,
   });
