@@ -5,7 +5,7 @@ table shows the ratio of median times and, in brackets, that of peak memory. Lab
 the fused engine (the samplers of classgrad.sampling group a batch by class); --grouped shows that one.
 
     python benchmarks/step_cost.py [--models simple_cnn,mlp] [--layouts 2x64,10x13] [--contenders fused,joint]
-                                   [--device cpu|cuda] [--seconds 3] [--grouped] [--tf32] [--json FILE]
+                                   [--device cpu|cuda] [--seconds 3] [--limit 20] [--grouped] [--tf32] [--json FILE]
 """
 
 from __future__ import annotations
@@ -203,7 +203,13 @@ CONTENDERS: dict[str, Callable[[nn.Module, Tensor, Tensor], Step]] = {
 
 
 def measure(
-    name: str, layout: tuple[int, int], contenders: list[str], device: str, seconds: float, grouped: bool
+    name: str,
+    layout: tuple[int, int],
+    contenders: list[str],
+    device: str,
+    seconds: float,
+    grouped: bool = False,
+    limit: float = 20.0,
 ) -> dict[str, dict]:
     """Time the contenders in turns until each had its share of the seconds; report ratios to the plain step."""
     classes, per_class = layout
@@ -214,17 +220,19 @@ def measure(
     y = y if grouped else y[torch.randperm(len(y))]
     steps: dict[str, Callable[[], float]] = {}
     results: dict[str, dict] = {}
+    base = 0.0
     for contender in contenders:
         torch.manual_seed(1)
         model = make(classes).to(device)
         optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+        reason = hopeless(contender, classes, len(x), sum(p.numel() for p in model.parameters()), base, limit)
+        if reason:
+            results[contender] = {"failed": reason}
+            continue
         try:
-            gradient = CONTENDERS[contender](model, x, y)
-            run = partial(_step, gradient, optimizer, device)
-            first = run()
-            if first > 60 and contender != "plain":
-                results[contender] = {"failed": f"{first:.0f} s per step"}
-                continue
+            run = partial(_step, CONTENDERS[contender](model, x, y), optimizer, device)
+            run()
+            base = base or run()
             results[contender] = {"memory": _peak_memory(run, device)}
             steps[contender] = run
         except Exception as error:
@@ -245,6 +253,17 @@ def measure(
             "repeats": len(values),
         }
     return results
+
+
+def hopeless(contender: str, classes: int, examples: int, parameters: int, base: float, limit: float) -> str | None:
+    """Say why a contender is not even tried: a pass per class, or a gradient per class or example, is too much."""
+    passes = classes if contender in ("joint", "split", "autojac") else 1
+    if passes * base > limit:
+        return f"about {passes * base:.0f} s per step"
+    copies = {"vmap": examples, "autojac": classes}.get(contender, 0)
+    if 4 * copies * parameters > 12 * 2**30:
+        return f"{4 * copies * parameters / 2**30:.0f} GiB of gradients"
+    return None
 
 
 def _step(gradient: Step, optimizer: torch.optim.Optimizer, device: str) -> float:
@@ -290,6 +309,7 @@ def main() -> None:
     parser.add_argument("--contenders", default=",".join(CONTENDERS if torch.cuda.is_available() else on_cpu))
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--seconds", type=float, default=3.0, help="time for each contender of a row")
+    parser.add_argument("--limit", type=float, default=20.0, help="leave out what would take longer per step")
     parser.add_argument("--grouped", action="store_true", help="labels in class order")
     parser.add_argument("--tf32", action="store_true", help="let matrix products of a GPU use TF32")
     parser.add_argument("--json", type=Path)
@@ -307,7 +327,7 @@ def main() -> None:
     rows = []
     for name in options.models.split(","):
         for layout in layouts:
-            results = measure(name, layout, contenders, options.device, options.seconds, options.grouped)
+            results = measure(name, layout, contenders, options.device, options.seconds, options.grouped, options.limit)
             rows.append({"model": name, "layout": layout, "results": results})
             cells = [f"{results['plain']['seconds'] * 1e3:>10.1f}"]
             for c in contenders[1:]:
