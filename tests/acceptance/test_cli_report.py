@@ -7,12 +7,14 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from classgrad.cli import _compare, _train, main
-from classgrad.dynamics import load_run, save_run
+from classgrad.dynamics import Recorder, load_run, save_run
 from classgrad.report._experiments import problems
 from classgrad.report._repeat import commands
-from classgrad.training import RunSpec, train
+from classgrad.training import RunSpec, load_data, train
+from classgrad.training._recording import run_meta
 
 
 @pytest.fixture(scope="module")
@@ -87,6 +89,14 @@ def test_help_reads_well(capsys):
     assert "classgrad report runs/digits-bi20" in out
 
 
+def recorded(spec):
+    """The record that a run of ``spec`` begins with."""
+    data = load_data(spec)
+    recorder = Recorder(run_meta(spec, data, torch.device("cpu")))
+    recorder.point(0, {"lr": spec.lr})
+    return recorder.run()
+
+
 @pytest.mark.parametrize(
     "more",
     [
@@ -102,7 +112,7 @@ def test_help_reads_well(capsys):
 def test_pasted_commands_ask_for_the_same_runs(monkeypatch, more):
     asked_for = {"data": "digits-bi20", "lr": 0.05, "steps": 4, **more}
     specs = [RunSpec(algorithm=name, seed=seed, **asked_for) for name in ("gd", "sgd") for seed in (0, 1)]
-    runs = [train(spec) for spec in specs]
+    runs = [recorded(spec) for spec in specs]
     asked = []
 
     def note(algorithms, source, seeds, options, **_):
@@ -117,7 +127,7 @@ def test_pasted_commands_ask_for_the_same_runs(monkeypatch, more):
 
 
 def test_the_record_of_a_real_run_has_a_report(tmp_path, capsys):
-    train(RunSpec("digits-bi20", "pcngd", lr=0.05, steps=5, grid="log:4"), tmp_path / "run")
+    train(RunSpec("digits-bi20", "pcngd", lr=0.05, steps=5, grid="log:4", gradients=False), tmp_path / "run")
     assert main(["report", str(tmp_path)]) == 0
     assert "classgrad train digits-bi20" in (tmp_path / "report.html").read_text(encoding="utf-8")
     assert load_run(tmp_path / "run" / "run.npz").meta["algorithm"] == "pcngd"

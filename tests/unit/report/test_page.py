@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import ast
 import base64
 import gzip
 import importlib
@@ -7,6 +8,7 @@ import itertools
 import json
 import re
 from html.parser import HTMLParser
+from importlib.resources import files
 
 import pytest
 
@@ -160,4 +162,13 @@ def test_a_missing_package_is_named_with_the_way_out(monkeypatch, tmp_path, bina
 
     monkeypatch.setattr(importlib, "import_module", without)
     with pytest.raises(InputError, match=r"pip install 'classgrad\[lab\]'"):
-        write_report(binary, tmp_path, figures=("png",))
+        write_report(binary, tmp_path, figures=("png",) if package == "matplotlib" else ())
+
+
+def test_the_packages_of_the_lab_are_imported_only_when_used():
+    for file in files("classgrad.report").iterdir():
+        if file.name.endswith(".py"):
+            top = ast.parse(file.read_text(encoding="utf-8")).body
+            names = [alias.name for node in top if isinstance(node, ast.Import) for alias in node.names]
+            names += [str(node.module) for node in top if isinstance(node, ast.ImportFrom)]
+            assert not [name for name in names if name.partition(".")[0] in ("matplotlib", "plotly", "jinja2")]
