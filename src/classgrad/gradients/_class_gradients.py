@@ -221,7 +221,7 @@ class ClassGradients:
                     losses,
                     layout,
                     self._wishes,
-                    factor=layout.examples,
+                    factor=max(1, layout.examples),
                     reference=self._reference,
                 )
             return write(step, direction, self._sparse, scaler, scale_of(scaler, step.losses))
@@ -247,12 +247,13 @@ class ClassGradients:
             return self.backward(loss_fn(x, y), y, scaler=scaler)
         y = check_labels(y, examples_of(x), y.device if isinstance(y, Tensor) else torch.device("cpu"))
         layout = class_layout(y, self.classes)
-        if not layout.examples:
+        if not layout.examples and self._group is None:
             return self._nothing(torch.zeros(0, device=y.device), layout)
         streams = self.rule.separable and not self._wishes.gram and self._group is None
         total = layout.examples if streams else None
         outer, self._pending = self._pending, None
         try:
+            self._begin(total)  # even if there is no part to come: other processes may have some
             for part in class_parts(y, layout, chunk):
                 self.accumulate(loss_fn(select(x, part), y[part]), y[part], scaler=scaler, total=total)
             return self.finalize(scaler=scaler)
