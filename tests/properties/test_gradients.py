@@ -113,6 +113,8 @@ def test_layouts(y, absent):
     values = torch.arange(2.0 * len(y)).view(-1, 2)
     sums = torch.stack([values[y == label].sum(0) for label in expected])
     torch.testing.assert_close(layout.sum(values), sums)
+    layout.prepare()
+    torch.testing.assert_close(layout.members(values.dtype) @ layout.group(values), sums)
 
 
 @settings(deadline=None, max_examples=60)

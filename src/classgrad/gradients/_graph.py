@@ -10,10 +10,6 @@ from torch import Tensor
 
 from classgrad._errors import InputError
 
-REENTRANT = (
-    "Gradient checkpointing should use torch.utils.checkpoint with use_reentrant=False; the reentrant kind hides its "
-    "layers from autograd."
-)
 _PASSES_ON = frozenset({"TBackward0", "ToCopyBackward0", "PermuteBackward0", "TransposeBackward0"})
 
 
@@ -40,7 +36,10 @@ def read_graph(losses: Tensor) -> Graph:
         names.append(node.name())
         edges.append([_number(child, nodes, queue) for child, _ in node.next_functions])
     if any("CheckpointFunction" in name for name in names):
-        raise InputError(REENTRANT)
+        raise InputError(
+            "Gradient checkpointing should use torch.utils.checkpoint with use_reentrant=False; the reentrant kind "
+            "hides its layers from autograd."
+        )
     form = hash((tuple(names), tuple(map(tuple, edges))))
     return Graph(nodes, form, _uses(losses, queue, names, edges))
 

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor, nn
 
 from classgrad._errors import InputError
-from classgrad.gradients._graph import REENTRANT
 from classgrad.gradients._layout import ClassLayout
 from classgrad.gradients._terms import Dense, Memory, Term
 
@@ -45,8 +44,6 @@ def gradients_of(
                 "Parameter `losses` should be fresh. Found one whose graph a backward pass already used; "
                 "run the forward again."
             ) from None
-        if "Checkpointing is not compatible with .grad()" in str(error):
-            raise InputError(REENTRANT) from None
         raise
 
 

@@ -180,6 +180,27 @@ def test_forms_tell_graphs_apart():
     assert read_graph((w * 2) * w).form != read_graph((w * 2) * (w * 2)).form
 
 
+class Stop(torch.autograd.Function):
+    """Part of the graph, but no gradient passes."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, g):
+        return None
+
+
+def test_a_layer_that_no_gradient_reaches():
+    model = nn.ModuleList([nn.Linear(4, 3), nn.Linear(4, 3)]).double()
+    losses = lambda: cross_entropy(model[0](X) + Stop.apply(model[1](X)), Y)  # noqa: E731
+    gradients = flat_gradients(losses(), Y, model.parameters())
+    ClassGradients(model).backward(losses(), Y)
+    assert model[1].weight.grad is None
+    torch.testing.assert_close(flat_grad(model), unit_sum(gradients))
+
+
 def test_a_function_named_like_a_checkpoint():
     class CheckpointFunction(torch.autograd.Function):
         @staticmethod

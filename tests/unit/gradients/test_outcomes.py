@@ -255,6 +255,14 @@ def test_a_class_that_is_not_finite_can_be_an_error(engine, rule):
     assert all(p.grad is None for p in model.parameters())
 
 
+@pytest.mark.parametrize("options", [{"on_missing": "error"}, {"on_nonfinite": "error"}])
+def test_other_reasons_are_no_error(options):
+    model, (x, y) = small_net(), batch()
+    grads = ClassGradients(model, classes=3 if "on_missing" in options else 4, **options)
+    step = grads.backward(cross_entropy(model(x), y) * (y != 2), y)
+    assert step.skipped == {2: "zero"} | ({} if "on_missing" in options else {3: "missing"})
+
+
 def test_a_finite_loss_with_a_bad_gradient_can_be_an_error_under_sum():
     model, (x, y) = small_net(), batch()
     poison = Poison()
