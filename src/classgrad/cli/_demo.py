@@ -37,7 +37,7 @@ RATES: dict[str, dict[str, float]] = {
 }
 """Learning rates, picked from the same five for every algorithm by validation recall (benchmarks/demo_rates.py)."""
 
-STEPS = {"digits-bi20": 150, "digits-mul10": 150}
+STEPS = {"digits-bi20": 100, "digits-mul10": 100}
 SEEDS = (0, 1, 2)
 
 
@@ -67,6 +67,6 @@ def demo_spec(data: str, algorithm: str, seed: int, lr: float | None = None) -> 
         model="simple_cnn",
         batch_size=64,
         seed=seed,
-        grid="log:25",
+        grid="log:14",
         device="cpu",
     )
