@@ -14,7 +14,7 @@ from classgrad.gradients._terms import Term
 
 @dataclass(frozen=True)
 class GradientTable:
-    """The class gradients of a batch: for every parameter name an (L, *shape) tensor, one row per class."""
+    """The class gradients of a batch: for every parameter name an ``(L, *shape)`` tensor, one row per class."""
 
     classes: Tensor
     counts: Tensor
