@@ -7,7 +7,7 @@ import hashlib
 import numpy as np
 import torch
 
-from classgrad.data._lazy import lab_module
+from classgrad._lab import lab_module
 from classgrad.data._order import random_keys
 from classgrad.data._pool import Group, Pool, singles
 from classgrad.data._profiles import geometric

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from classgrad._errors import InputError
-from classgrad.data._lazy import lab_module
+from classgrad._lab import lab_module
 
 
 class _Bar:

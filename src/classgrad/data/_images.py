@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from classgrad._errors import InputError
 from classgrad._files import write_atomically
-from classgrad.data._lazy import lab_module
+from classgrad._lab import lab_module
 from classgrad.data._npz import read_npz
 from classgrad.data._places import user_cache
 

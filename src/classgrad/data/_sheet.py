@@ -10,8 +10,8 @@ import torch
 
 from classgrad._errors import InputError
 from classgrad._files import write_atomically
+from classgrad._lab import lab_module
 from classgrad.data._dataset import Dataset
-from classgrad.data._lazy import lab_module
 
 _SIDE, _GAP, _MARGIN, _FONT = 48, 4, 16, 15
 _ROWS = 25  # classes in a column of the sheet

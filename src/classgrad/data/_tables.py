@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from classgrad._errors import InputError
-from classgrad.data._lazy import lab_module
+from classgrad._lab import lab_module
 from classgrad.data._npz import check_finite
 from classgrad.data._preprocessing import Column
 

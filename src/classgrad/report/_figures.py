@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from classgrad._errors import InputError
 from classgrad._files import write_atomically
-from classgrad.data._lazy import lab_module
+from classgrad._lab import lab_module
 from classgrad.report._colours import algorithm_looks
 from classgrad.report._curves import (
     MANY,

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from importlib.resources import files
 from typing import Any
 
+from classgrad._lab import lab_module
 from classgrad._version import __version__
-from classgrad.data._lazy import lab_module
 from classgrad.dynamics import Summary
 from classgrad.report._colours import THEMES, class_colours
 from classgrad.report._curves import MANY, QUANTITIES
