@@ -44,8 +44,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
     given = sys.argv[1:] if arguments is None else list(arguments)
     try:
         code = command.main(args=given, prog_name="classgrad", standalone_mode=False)
-    except (KeyboardInterrupt, typer.Abort) as error:
-        print(f"classgrad: {str(error) or 'stopped'}", file=sys.stderr)
+    except (KeyboardInterrupt, typer.Abort):
         return 130
     except InputError as error:
         return _refused(str(error))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -14,7 +15,7 @@ from classgrad.cli._model_file import NAME, save_model
 from classgrad.cli._settings import TrainingOptions
 from classgrad.data import Dataset
 from classgrad.dynamics import Run
-from classgrad.training import Job, RunSpec, load_data, load_trained, train_all
+from classgrad.training import Interrupted, Job, RunSpec, load_data, load_trained, train_all
 
 if TYPE_CHECKING:
     from classgrad.report import ResultRow
@@ -48,15 +49,19 @@ def run_experiment(experiment: Experiment, output: Output, classes: Mapping[str,
     """Train everything with a live display and keep the models; ``classes`` are the class names of each data set."""
     jobs = experiment.jobs
     logs = experiment.out / "tensorboard" if experiment.tensorboard else None
-    with Live(output, jobs, classes, logs) as live:
-        runs = train_all(
-            jobs,
-            workers=experiment.workers,
-            data_dir=experiment.data_dir,
-            resume=experiment.resume,
-            overwrite=experiment.overwrite,
-            report=live,
-        )
+    try:
+        with Live(output, jobs, classes, logs) as live:
+            runs = train_all(
+                jobs,
+                workers=experiment.workers,
+                data_dir=experiment.data_dir,
+                resume=experiment.resume,
+                overwrite=experiment.overwrite,
+                report=live,
+            )
+    except Interrupted as interruption:
+        print(f"classgrad: {interruption} (--resume)", file=sys.stderr)
+        raise
     for job, run in zip(jobs, runs, strict=True):
         if job.out_dir is not None and run.meta["status"] == "finished":
             save_model(load_trained(job.out_dir), job.out_dir / NAME)

@@ -109,7 +109,7 @@ class Loop:
 
     def _stop(self) -> None:
         self._save(finished=False)
-        where = "" if self._folder is None else f"; its state is in {self._folder.path}, go on with resume"
+        where = "" if self._folder is None else f"; its state is in {self._folder.path} and can be resumed"
         if len(self._recorder):
             self._close("interrupted", f"stopped after step {self._trainer.step}")
         raise Interrupted(f"stopped after step {self._trainer.step}{where}")

@@ -136,7 +136,7 @@ class _Pool:
                 while len(self._runs) < self._count:
                     self._listen()
                     if interruption.signal is not None:
-                        raise Interrupted("stopped; the states of the runs are saved, go on with resume")
+                        raise Interrupted("stopped; the runs are saved and can be resumed")
             finally:
                 self._end()
         return [self._runs[number] for number in range(self._count)]
