@@ -52,8 +52,9 @@ def register_layer(layer: type[nn.Module], per_example: PerExample, parameters: 
     """Teach the fused engine a layer of one's own.
 
     ``per_example(module, input, grad_output)`` returns, for each name in ``parameters``, the gradient of every example
-    by itself, shape ``(N, *parameter.shape)``. The layer must treat the examples (first dimension) independently and use
-    these parameters only in its forward, which takes one tensor. Objects made before the registration do not see it.
+    by itself, shape ``(N, *parameter.shape)``. The layer must treat the examples (first dimension) independently and
+    use these parameters only in its forward, which takes one tensor. Objects made before the registration do not see
+    it.
 
     >>> import torch
     >>> class Scale(nn.Module):
