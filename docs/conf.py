@@ -5,8 +5,20 @@ from classgrad import __version__
 project = "classgrad"
 author = "The classgrad developers"
 release = version = __version__
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.viewcode", "sphinx-mathjax-offline"]
-myst_enable_extensions = ["dollarmath", "amsmath", "deflist"]
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+    "sphinx.ext.viewcode",
+    "sphinx-mathjax-offline",
+]
+myst_enable_extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+    "sphinx.ext.viewcode",
+    "sphinx-mathjax-offline",
+]
 myst_heading_anchors = 4
 exclude_patterns = ["_build"]
 html_theme = "furo"
