@@ -210,6 +210,34 @@ def test_half_frozen_layers(name, frozen):
         getattr(model, frozen).requires_grad_(True)
 
 
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+@pytest.mark.parametrize("name", ["linear", "linear over positions", "conv2d", "conv2d in groups", "transposed conv1d"])
+def test_an_input_that_is_not_finite_spoils_its_class_alone(name, value):
+    model, x = LAYERS[name]
+    model = prepared(model)
+    kept = Y != 2
+    gradients = flat_gradients(losses_of(model, x)[kept] * kept.sum() / EXAMPLES, Y[kept], model.parameters())
+    x = x.clone()
+    x[0] = value
+    for ghost, rows, memory in WAYS:
+        layers = "classgrad.gradients.layers"
+        with (
+            mock.patch(f"{layers}._linear.ghost_is_cheaper", return_value=ghost),
+            mock.patch(f"{layers}._conv.ghost_is_cheaper", return_value=ghost),
+            mock.patch(f"{layers}._conv.rows_are_cheaper", return_value=rows),
+        ):
+            model.zero_grad()
+            with ClassGradients(model, max_memory=memory) as grads:
+                step = grads.backward(losses_of(model, x), Y)
+            found = flat_grad(model)
+            with ClassGradients(model, gram=True, max_memory=memory) as grads:
+                gram = grads.backward(losses_of(model, x), Y).gram
+        assert step.skipped == {2: "nonfinite"}
+        torch.testing.assert_close(found, unit_sum(gradients), rtol=1e-11, atol=1e-13)
+        assert not gram[1].isfinite().any()
+        torch.testing.assert_close(gram[::2, ::2], gradients @ gradients.T, rtol=1e-11, atol=1e-13)
+
+
 @pytest.mark.parametrize("rows_bytes", [1, 100])
 def test_patches_made_in_parts(rows_bytes):
     """Rows of few classes at a time, by the cost table's limit."""
