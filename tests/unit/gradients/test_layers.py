@@ -211,7 +211,9 @@ def test_half_frozen_layers(name, frozen):
 
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
-@pytest.mark.parametrize("name", ["linear", "linear over positions", "conv2d", "conv2d in groups", "transposed conv1d"])
+@pytest.mark.parametrize(
+    "name", ["linear", "linear without bias", "conv1d, valid", "conv2d", "conv2d in groups", "transposed conv1d"]
+)
 def test_an_input_that_is_not_finite_spoils_its_class_alone(name, value):
     model, x = LAYERS[name]
     model = prepared(model)
