@@ -32,15 +32,13 @@ def direction(
 ) -> Tensor:
     """The direction of a step, with targets y and classes ``grouping``."""
     model.zero_grad()
-    pairs = torch.stack([y, grouping], 1)
 
-    def loss(x: Tensor, chosen: Tensor) -> Tensor:
-        rows = (x[:, None] == pairs_x[None]).all(2).float().argmax(1)
-        return scale * F.cross_entropy(model(x), pairs[rows, 0] + 2, reduction="none")
+    def loss(batch: tuple[Tensor, Tensor], _: Tensor) -> Tensor:
+        x, y = batch
+        return scale * F.cross_entropy(model(x), y + 2, reduction="none")
 
-    pairs_x = x
     with ClassGradients(model, rule, engine=engine) as grads:
-        grads.backward_through(loss, x, grouping)
+        grads.backward_through(loss, (x, y), grouping)
     return torch.cat([p.grad.flatten() for p in model.parameters()])
 
 
