@@ -28,16 +28,15 @@ def mixing_layer(model: nn.Module, names: dict[nn.Module, str], declared: tuple[
 
 
 def uncovered(graph: Graph, calls: Calls, parameters: Sequence[nn.Parameter]) -> frozenset[int]:
-    """Return the ids of the parameters with a use that is no call of a layer with a rule."""
-    covered = Counter(id(p) for _, call in calls for p in covered_parameters(call.module).values())
-    return frozenset(id(p) for p in parameters if graph.uses[id(p)] > covered[id(p)])
+    """Return the ids of the parameters with a use that is no call of a layer with a rule, or with hooks to be run."""
+    covered = Counter(id(p) for _, call in calls for p in covered_parameters(call).values())
+    return frozenset(id(p) for p in parameters if graph.uses[id(p)] > covered[id(p)] or p._backward_hooks)
 
 
-def covered_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
-    """Return the module's own parameters that its layer rule knows, by name."""
-    rule = rule_of(module)
-    own = ((name, module._parameters.get(name)) for name in (rule.parameters if rule else ()))
-    return {name: parameter for name, parameter in own if parameter is not None}
+def covered_parameters(call: Call) -> dict[str, nn.Parameter]:
+    """Return the parameters that learn from a layer's call and that its rule knows, by name."""
+    rule = rule_of(call.module)
+    return {name: p for name, p in call.parameters.items() if rule is not None and name in rule.parameters}
 
 
 def mixed_behind(losses: Tensor, layout: ClassLayout, calls: Calls, names: dict[nn.Module, str]) -> str | None:

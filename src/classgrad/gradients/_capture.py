@@ -17,13 +17,15 @@ from classgrad._errors import InputError
 
 
 class Call:
-    """One call of a layer in a forward pass: its module and what went in."""
+    """One call of a layer in a forward pass: its module as it was then, and what went in."""
 
-    __slots__ = ("__weakref__", "inputs", "kwargs", "module", "saved", "shape", "training", "versions")
+    __slots__ = ("__weakref__", "inputs", "kwargs", "module", "parameters", "saved", "shape", "training", "versions")
 
     def __init__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> None:
         self.module = module
         self.training = module.training
+        # Those that were in use: torch.func.functional_call and the like put others in their place for a while.
+        self.parameters = {name: p for name, p in module._parameters.items() if p is not None and p.requires_grad}
         self.inputs = tuple(v.detach() if isinstance(v, Tensor) else v for v in args)
         self.kwargs = {k: v.detach() if isinstance(v, Tensor) else v for k, v in kwargs.items()}
         self.versions = [v._version for v in self._tensors()]

@@ -88,7 +88,7 @@ class Engines:
             self._warn(f"Layer {mixer} mixes the examples of a batch", len(layout))
             return None
         calls = [pair for pair in self._capture.calls(graph.nodes) if _applies(pair[1], layout.examples)]
-        check_unmodified((call for _, call in calls if _learns(call)), self.names)
+        check_unmodified((call for _, call in calls if covered_parameters(call)), self.names)
         mixer = self._audit(losses, layout, graph, calls)
         if mixer is not None:
             self._warn(f"Something after layer {mixer} mixes the examples of a batch", len(layout))
@@ -118,10 +118,6 @@ class Engines:
 
 def _has_rule(module: nn.Module) -> bool:
     return rule_of(module) is not None and any(True for _ in module.parameters(recurse=False))
-
-
-def _learns(call: Call) -> bool:
-    return any(p.requires_grad for p in covered_parameters(call.module).values())
 
 
 def _applies(call: Call, examples: int) -> bool:

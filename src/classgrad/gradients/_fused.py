@@ -35,9 +35,7 @@ def fused_terms(
     uncovered = [p for p in parameters if id(p) in rest]
     terms = joint_terms(losses, layout, uncovered, seed, memory, keep_graph=True) if uncovered else {}
     ids = {id(p) for p in parameters} - rest
-    wanted = [
-        frozenset(name for name, p in covered_parameters(call.module).items() if id(p) in ids) for _, call in calls
-    ]
+    wanted = [frozenset(name for name, p in covered_parameters(call).items() if id(p) in ids) for _, call in calls]
     chosen = [(edge, call, names_) for (edge, call), names_ in zip(calls, wanted, strict=True) if names_]
     seeds = torch.ones_like(losses) * seed
     gradients = gradients_of(losses, [edge for edge, _, _ in chosen], seeds, keep_graph)
@@ -47,7 +45,7 @@ def fused_terms(
         if b is None or rule is None:
             continue
         for name, term in rule.terms(call, b, layout, memory, names_).items():
-            parts.setdefault(covered_parameters(call.module)[name], []).append(term)
+            parts.setdefault(covered_parameters(call)[name], []).append(term)
     terms.update({p: _merge(same) for p, same in parts.items()})
     return {p: terms[p] for p in parameters if p in terms}
 

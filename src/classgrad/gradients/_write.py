@@ -43,4 +43,6 @@ def write(
             p.grad = part
         else:
             p.grad += part
+        for hook in (p._post_accumulate_grad_hooks or {}).values():
+            hook(p)
     return step

@@ -127,6 +127,53 @@ def test_layers_replaced_frozen_and_thawed_after_the_hooks():
     assert_exact(model, lambda: cross_entropy(model(X), Y), Y, grads)
 
 
+@pytest.mark.parametrize("factor", [1.0, 2.0])
+def test_parameters_put_in_their_place_for_a_while(factor):
+    model = small_net()
+    own = dict(model.named_parameters())
+
+    def forward():
+        others = own if factor == 1 else {name: p * factor for name, p in own.items()}
+        return cross_entropy(torch.func.functional_call(model, others, X), Y)
+
+    assert_exact(model, forward, Y)
+
+
+def test_a_weight_frozen_during_the_call_and_read_elsewhere():
+    model = small_net()
+
+    def forward():
+        model[0].weight.requires_grad_(False)
+        out = model(X)
+        model[0].weight.requires_grad_(True)
+        return cross_entropy(out + (X.cos() @ model[0].weight.t())[:, :3], Y)
+
+    assert_exact(model, forward, Y)
+
+
+def test_a_weight_replaced_between_forward_and_backward():
+    model = small_net()
+    grads = ClassGradients(model)
+    losses = cross_entropy(model(X), Y)
+    model[0].weight = nn.Parameter(model[0].weight.detach().clone())
+    expected = flat_gradients(losses, Y, model.parameters())
+    grads.backward(losses, Y)
+    assert model[0].weight.grad is None
+    torch.testing.assert_close(flat_grad(model), unit_sum(expected))
+
+
+def test_hooks_on_parameters_are_run():
+    """As those that keep some rows of a weight where they are."""
+    model = small_net()
+    model[0].weight.register_hook(lambda g: g * (torch.arange(5) > 1)[:, None])
+    seen = []
+    model[2].weight.register_post_accumulate_grad_hook(lambda p: seen.append(p.grad.clone()))
+    for engine in ("fused", "joint"):
+        assert_exact(model, lambda: cross_entropy(model(X), Y), Y, engine=engine)
+    assert len(seen) == 2
+    torch.testing.assert_close(seen[0], seen[1])
+
+
 def test_lazy_layers():
     model = nn.Sequential(nn.LazyLinear(5), nn.Tanh(), nn.LazyLinear(3)).double()
     grads = ClassGradients(model)
