@@ -2,14 +2,14 @@
 
 Both draw the same batches from the same data on the device, run the same model and take the same steps; the bare loop
 is what one would write oneself around ``ClassGradients`` (or around ``loss.backward()`` for the plain algorithms) and
-measures, checks and saves nothing. Both are run several times in turn; the median of each counts (CPU time, or wall
-time on a GPU).
+measures, checks and saves nothing. Both are run several times in turn, for a number of steps and for twice
+that number; the difference of the fastest runs counts, so that all that is done once cancels (CPU time, or wall time on
+a GPU).
 
     python benchmarks/loop_cost.py [--device cuda] [--steps 300]
 """
 
 import argparse
-import statistics
 import time
 from collections.abc import Callable
 
@@ -68,17 +68,23 @@ def looped(name: str, data: Dataset, model: str, steps: int, batch_size: int, de
     train(spec, data=data)
 
 
-def seconds(way: Callable[..., None], case: Case, steps: int, device: torch.device) -> float:
-    """Give the time of ``steps`` updates: what twice as many take longer, so that all that is done once cancels."""
-    clock = time.perf_counter if device.type == "cuda" else time.process_time
-    times = []
-    for count in (steps, 2 * steps):
-        start = clock()
-        way(*case[:3], count, *case[3:])
-        if device.type == "cuda":
-            torch.cuda.synchronize()
-        times.append(clock() - start)
-    return times[1] - times[0]
+def seconds(way: Callable[..., None], case: Case, steps: int) -> float:
+    """Give the time of one run."""
+    cuda = case[-1].type == "cuda"
+    clock = time.perf_counter if cuda else time.process_time
+    start = clock()
+    way(*case[:3], steps, *case[3:])
+    if cuda:
+        torch.cuda.synchronize()
+    return clock() - start
+
+
+def cost(case: Case, steps: int, repeats: int) -> list[float]:
+    """Give the seconds of a step by hand and in the loop: what twice the steps take longer, fastest runs compared."""
+    ways = [(way, count) for way in (bare, looped) for count in (steps, 2 * steps)]
+    rounds = [[seconds(way, case, count) for way, count in ways] for _ in range(repeats)]
+    once, twice, once_looped, twice_looped = (min(column) for column in zip(*rounds, strict=True))
+    return [(twice - once) / steps, (twice_looped - once_looped) / steps]
 
 
 def main() -> None:
@@ -99,11 +105,9 @@ def main() -> None:
             data = gaussian_classes([1000, 50], dimension=64, name="gaussian")
             model = "mlp"
         case = (name, data, model, given.batch_size, device)
-        rounds = [[seconds(way, case, given.steps, device) for way in (bare, looped)] for _ in range(given.repeats)]
-        by_hand, by_loop = (statistics.median(column) for column in zip(*rounds, strict=True))
-        each = 1e3 / given.steps
+        by_hand, by_loop = cost(case, given.steps, given.repeats)
         print(
-            f"{data.name:15s} {model:12s} {name:10s} {by_hand * each:8.3f} {by_loop * each:8.3f} "
+            f"{data.name:15s} {model:12s} {name:10s} {1e3 * by_hand:8.3f} {1e3 * by_loop:8.3f} "
             f"{by_loop / by_hand - 1:+7.1%}"
         )
 

@@ -10,6 +10,7 @@ from torch import Tensor
 from classgrad.training._update import Update
 
 _EVERY = 32
+_MOST = 2**20  # values held until then
 
 
 class Diverged(ArithmeticError):
@@ -22,17 +23,19 @@ class Watch:
     def __init__(self, classes: Sequence[str]) -> None:
         self._classes = classes
         self._noted: list[Update] = []
+        self._held = 0
 
     def note(self, update: Update) -> None:
         """Remember an update, and look at those remembered when there are enough."""
         self._noted.append(update)
-        if len(self._noted) >= _EVERY:
+        self._held += update.size
+        if len(self._noted) >= _EVERY or self._held > _MOST:
             self.check()
 
     def check(self) -> None:
         """Raise :class:`Diverged` for the first update with a value that is not finite."""
-        noted, self._noted = self._noted, []
-        values = [value.float() for update in noted for value in update.watched]
+        noted, self._noted, self._held = self._noted, [], 0
+        values = [value.flatten().float() for update in noted for value in update.watched]
         if values and not bool(torch.cat(values).isfinite().all()):
             for update in noted:
                 self._blame(update)

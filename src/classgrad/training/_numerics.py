@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from typing import Any, Literal, get_args
 
 import torch
@@ -35,11 +35,6 @@ def resolve_device(name: str) -> torch.device:
 def dtype_of(precision: str) -> torch.dtype:
     """Give the type of parameters and inputs: bf16 and tf32 keep them in float32."""
     return torch.float64 if precision == "float64" else torch.float32
-
-
-def autocast(device: torch.device, precision: str) -> AbstractContextManager[None]:
-    """Give the context of a forward pass: bfloat16 products under ``bf16``, nothing otherwise."""
-    return torch.autocast(device.type, torch.bfloat16) if precision == "bf16" else nullcontext()
 
 
 @contextmanager

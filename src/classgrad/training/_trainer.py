@@ -19,7 +19,7 @@ from classgrad.training._batches import SAMPLERS, forever
 from classgrad.training._divergence import Watch
 from classgrad.training._measure import MAX_MEMORY, chunks, evaluating
 from classgrad.training._models import make_model
-from classgrad.training._numerics import autocast, dtype_of
+from classgrad.training._numerics import dtype_of
 from classgrad.training._optimizers import advance, current_lr, make_lr_scheduler, make_optimizer, set_lr
 from classgrad.training._reservoir import Reservoir
 from classgrad.training._schedules import Moment, schedule
@@ -66,6 +66,7 @@ class Trainer:
         self._batches = forever(self.sampler, device)
         self.rule = self.row.make_rule()
         self.schedule = schedule(spec.schedule_name, spec.schedule_options)
+        self._constant = spec.schedule_name == "constant"
         self.reservoir = Reservoir(stream(spec.seed, "iterate")) if self.row.returns == "drawn" else None
         needs_gram = self.schedule.needs_gram or self.reservoir is not None
         self._grads = (
@@ -115,10 +116,7 @@ class Trainer:
 
     def forward(self, data: DeviceData, indices: Tensor, *, augment: bool = False) -> tuple[Tensor, Tensor, Tensor]:
         """Logits, one loss per example, and labels."""
-        x, y = data.batch(indices, augment=augment)
-        with autocast(self.device, self.spec.precision):
-            logits = self.model(x)
-        logits = logits.to(x.dtype)
+        logits, y = self._logits(data, indices, augment)
         return logits, F.cross_entropy(logits, y, reduction="none"), y
 
     def state_dict(self) -> dict[str, Any]:
@@ -154,13 +152,17 @@ class Trainer:
             self._grads.close()
 
     def _plain_backward(self, indices: Tensor) -> tuple[Tensor, Tensor]:
-        """Write the gradient of the batch's mean loss, as anyone would; give the losses and labels."""
+        """Write the gradient of the batch's mean loss, as anyone would; give the logits and labels."""
+        if len(indices) <= self.spec.chunk:
+            logits, y = self._logits(self.train, indices, augment=True)
+            F.cross_entropy(logits, y).backward()  # type: ignore[no-untyped-call]
+            return logits.detach(), y
         seen = []
         for part in chunks(indices, self.spec.chunk):
-            _, losses, y = self.forward(self.train, part, augment=True)
-            (losses.sum() / len(indices)).backward()  # type: ignore[no-untyped-call]
-            seen.append((losses.detach(), y))
-        return seen[0] if len(seen) == 1 else (torch.cat([a for a, _ in seen]), torch.cat([b for _, b in seen]))
+            logits, y = self._logits(self.train, part, augment=True)
+            (F.cross_entropy(logits, y, reduction="sum") / len(indices)).backward()  # type: ignore[no-untyped-call]
+            seen.append((logits.detach(), y))
+        return torch.cat([logits for logits, _ in seen]), torch.cat([y for _, y in seen])
 
     def _class_backward(self, grads: ClassGradients, indices: Tensor) -> Step:
         """Write Σ_l w_l g_l; a batch of more than a chunk streams class by class."""
@@ -189,8 +191,16 @@ class Trainer:
                 ((part, self.train.y[part]) for part in chunks(order, self.spec.chunk)),
             )
 
+    def _logits(self, data: DeviceData, indices: Tensor, augment: bool) -> tuple[Tensor, Tensor]:
+        x, y = data.batch(indices, augment=augment)
+        if self.spec.precision != "bf16":
+            return self.model(x), y
+        with torch.autocast(self.device.type, torch.bfloat16):
+            logits: Tensor = self.model(x)
+        return logits.to(x.dtype), y
+
     def _step_size(self, gram: Tensor | None) -> float:
-        if self.scheduler is not None:
+        if self.scheduler is not None or self._constant:
             return current_lr(self.optimizer)
         lr = self.schedule(
             Moment(self.step, self.spec.steps, self.sampler.epoch, self.spec.lr, gram, self.spec.schedule_options)

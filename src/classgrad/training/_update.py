@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from classgrad.dynamics import class_loss_sums
 from classgrad.gradients import Step
@@ -26,7 +27,7 @@ class Update:
     """One update: its number, its learning rate and what it saw.
 
     That is the step along the class gradients or, for the plain gradient, which never tells the classes apart, the
-    losses of the examples and their labels.
+    logits of the examples and their labels.
     """
 
     number: int
@@ -41,15 +42,21 @@ class Update:
         return [self.seen[0]]
 
     @property
+    def size(self) -> int:
+        """How many numbers are held."""
+        return (self.seen.losses if isinstance(self.seen, Step) else self.seen[0]).numel()
+
+    @property
     def loss(self) -> Tensor:
         """The loss of the batch."""
-        return self.seen.losses.sum() if isinstance(self.seen, Step) else self.seen[0].mean()
+        return self.seen.losses.sum() if isinstance(self.seen, Step) else F.cross_entropy(*self.seen)
 
     def facts(self, classes: int) -> ClassFacts:
         """Tell the classes apart."""
         if isinstance(self.seen, Step):
             return ClassFacts(self.seen.classes, self.seen.losses, self.seen.weights, self.seen.norms)
-        losses, labels = self.seen
+        logits, labels = self.seen
+        losses = F.cross_entropy(logits, labels, reduction="none")
         present = torch.bincount(labels, minlength=classes).nonzero().flatten()
         sums = class_loss_sums(losses, labels, classes)[present] / len(labels)
         return ClassFacts(present, sums, torch.ones_like(sums), None)

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from classgrad import InputError
 from classgrad.data import DeviceData, Split, gaussian_classes
-from classgrad.training import ALGORITHMS, RunSpec, load_trained, train
+from classgrad.training import ALGORITHMS, RunSpec, load_data, load_trained, train
 from classgrad.training import _trainer as trainer_module
 from classgrad.training._trainer import Trainer
 
@@ -263,3 +263,16 @@ def test_images_are_augmented_in_training_alone():
     assert np.array_equal(plain.loss("train")[0], moved.loss("train")[0])
     assert not np.array_equal(plain.loss("train")[1], moved.loss("train")[1])
     assert moved.identical(again)
+
+
+@pytest.mark.parametrize(("name", "composition"), [("sgd+o", "balanced"), ("sgd", "proportional")])
+def test_the_authors_data_depends_on_the_algorithm_and_the_batch(monkeypatch, name, composition):
+    asked = {}
+    monkeypatch.setattr("classgrad.training._train.load", lambda source, **options: asked.update(options))
+    load_data(RunSpec("bi7a", name, lr=0.1, steps=1, protocol="authors", batch_size=400))
+    assert asked == {
+        "protocol": "authors", "data_dir": None, "progress": False, "composition": composition, "batch_size": 400,
+    }  # fmt: skip
+    asked.clear()
+    load_data(RunSpec("bi7a", name, lr=0.1, steps=1), data_dir="here")
+    assert asked == {"protocol": "paper", "data_dir": "here", "progress": False}
