@@ -1,0 +1,145 @@
+"""The same results on a GPU."""
+
+from unittest import mock
+
+import pytest
+import torch
+from torch import nn
+
+from classgrad import Bisect, ClassGradients, Normalize, Rescale, Sum
+
+from ._reference import batch, cross_entropy, flat_grad, flat_gradients, loss_of, small_net, unit_sum
+from .test_layers import EQUAL, FALLS_BACK, LAYERS, WAYS, Y, losses_of, prepared
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+    pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths"),
+]
+ON_THE_CPU = {"bag by offsets", "bag by offsets with the last, weighted"}
+"""Models that hold tensors of their own."""
+
+
+@pytest.mark.parametrize("labels", [Y, EQUAL], ids=["unequal", "equal"])
+@pytest.mark.parametrize("name", sorted({**LAYERS, **FALLS_BACK}.keys() - ON_THE_CPU))
+def test_layers(name, labels):
+    model, x = {**LAYERS, **FALLS_BACK}[name]
+    model = prepared(model)
+    gradients = flat_gradients(losses_of(model, x), labels, model.parameters())
+    model.zero_grad()
+    model, x, y = model.cuda(), x.cuda(), labels.cuda()
+    try:
+        for ghost, rows, memory in WAYS:
+            layers = "classgrad.gradients.layers"
+            with (
+                mock.patch(f"{layers}._linear.ghost_is_cheaper", return_value=ghost),
+                mock.patch(f"{layers}._conv.ghost_is_cheaper", return_value=ghost),
+                mock.patch(f"{layers}._conv.rows_are_cheaper", return_value=rows),
+                ClassGradients(model, max_memory=memory, classes=[0, 1, 2, 3, 5]) as grads,
+                ClassGradients(model, gram=True) as with_gram,
+            ):
+                step = grads.backward(losses_of(model, x), y)
+                found = flat_grad(model)
+                model.zero_grad()
+                gram = with_gram.backward(losses_of(model, x), y).gram
+                model.zero_grad()
+            torch.testing.assert_close(step.norms[step.counts > 0].cpu(), gradients.norm(dim=1), rtol=1e-9, atol=1e-11)
+            torch.testing.assert_close(found.cpu(), unit_sum(gradients), rtol=1e-9, atol=1e-11)
+            torch.testing.assert_close(gram.cpu(), gradients @ gradients.T, rtol=1e-9, atol=1e-11)
+    finally:
+        model.cpu()
+
+
+RULES = [Sum(), Normalize(), Normalize(per="layer"), Bisect(), Rescale()]
+
+
+@pytest.mark.parametrize("rule", RULES, ids=repr)
+@pytest.mark.parametrize("engine", ["fused", "joint", "split"])
+def test_steps_and_accumulation(engine, rule):
+    x, y = batch()
+    model, twin = small_net(), small_net().cuda()
+
+    def directions(model, x, y):
+        grads = ClassGradients(model, rule, engine=engine, classes=4)
+        if "projections" in rule.needs:
+            grads.refresh(loss_of(model), [(x, y)])
+        for way in ("through", "chunks", "accumulate"):
+            model.zero_grad()
+            if way == "accumulate":
+                grads.accumulate(cross_entropy(model(x[:5]), y[:5]), y[:5])
+                grads.accumulate(cross_entropy(model(x[5:]), y[5:]), y[5:])
+                step = grads.finalize()
+            else:
+                step = grads.backward_through(loss_of(model), x, y, chunk=2 if way == "chunks" else None)
+            assert step.skipped == {3: "missing"}
+            yield flat_grad(model).cpu()
+
+    for ours, theirs in zip(directions(model, x, y), directions(twin, x.cuda(), y.cuda()), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize("rule", RULES[:4], ids=repr)
+def test_nothing_that_is_not_finite_reaches_the_parameters(rule):
+    """One bad class may take all others with it here: the device is not waited for to find out."""
+    model, (x, y) = small_net().cuda(), batch()
+    x[0] = torch.nan
+    step = ClassGradients(model, rule).backward(cross_entropy(model(x.cuda()), y.cuda()), y.cuda())
+    assert step.skipped[int(y[0])] == "nonfinite"
+    assert flat_grad(model).isfinite().all()
+
+
+@pytest.mark.parametrize("rule", RULES[:4], ids=repr)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_mixed_precision(rule, dtype):
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = nn.Sequential(
+            nn.Linear(4, 64), nn.LayerNorm(64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 3)
+        )
+    model, (x, y) = model.cuda(), batch(dtype=torch.float32)
+    x, y = x.cuda(), y.cuda()
+    ClassGradients(model, rule).backward(cross_entropy(model(x), y), y)
+    expected = flat_grad(model)
+    model.zero_grad()
+    scaler = torch.amp.GradScaler("cuda", init_scale=2.0**12, enabled=dtype == torch.float16)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    grads = ClassGradients(model, rule)
+    with torch.autocast("cuda", dtype=dtype):
+        losses = cross_entropy(model(x), y)
+    grads.backward(losses, y, scaler=scaler)
+    if dtype == torch.float16:
+        scaler.unscale_(optimizer)
+    assert float((flat_grad(model) - expected).norm() / expected.norm()) < 0.05
+
+
+def test_an_inf_makes_the_scaler_skip():
+    model, (x, y) = small_net().cuda(), batch()
+    scaler = torch.amp.GradScaler("cuda", init_scale=2.0**16)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    before = model[0].weight.detach().clone()
+    losses = cross_entropy(model(x.cuda()), y.cuda()) * torch.where(y.cuda() == 1, torch.inf, 1.0)
+    ClassGradients(model).backward(losses, y.cuda(), scaler=scaler)
+    scaler.step(optimizer)
+    scaler.update()
+    torch.testing.assert_close(model[0].weight.detach(), before, rtol=0, atol=0)
+    assert scaler.get_scale() == 2.0**15
+
+
+def test_steps_repeat_to_the_bit():
+    model, (x, y) = small_net(dtype=torch.float32).cuda(), batch(dtype=torch.float32)
+    grads = ClassGradients(model)
+    found = []
+    for _ in range(3):
+        model.zero_grad()
+        grads.backward(cross_entropy(model(x.cuda()), y.cuda()), y.cuda())
+        found.append(flat_grad(model))
+    assert torch.equal(found[0], found[1])
+    assert torch.equal(found[1], found[2])
+
+
+def test_labels_on_another_device_are_refused():
+    model, (x, y) = small_net().cuda(), batch()
+    with pytest.raises(
+        ValueError, match=r"on the device of the losses, cuda:0. Found cpu; move it with y.to\('cuda:0'\)"
+    ):
+        ClassGradients(model).backward(cross_entropy(model(x.cuda()), y.cuda()), y)
