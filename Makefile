@@ -21,7 +21,8 @@ lint: $(READY)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-test: export OMP_NUM_THREADS = 1  # two test processes on two cores; more threads would only wait for each other
+# Two test processes on two cores: more threads would only wait for each other.
+test: export OMP_NUM_THREADS = 1
 test: lint  ## everything CI checks
 	$(BIN)/python -m pytest -n 2 --dist worksteal --cov --cov-report=term --cov-fail-under=95
 
