@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -9,35 +10,33 @@ from torch import Tensor
 
 from classgrad.training._update import Update
 
-_EVERY = 32
-_MOST = 2**20  # values held until then
-
 
 class Diverged(ArithmeticError):
     """A loss or a gradient is inf or NaN; the message names step, class and learning rate."""
 
 
 class Watch:
-    """Looks at the losses and norms of the last updates, many at a time, and names the first that is not finite."""
+    """Looks at the loss and norms of every update and names the first that is not finite.
 
-    def __init__(self, classes: Sequence[str]) -> None:
+    ``every`` updates are looked at together: on a GPU each look waits for the device.
+    """
+
+    def __init__(self, classes: Sequence[str], every: int = 1) -> None:
         self._classes = classes
-        self._noted: list[Update] = []
-        self._held = 0
+        self._every = every
+        self._noted: list[tuple[Tensor, Update]] = []
 
     def note(self, update: Update) -> None:
         """Remember an update, and look at those remembered when there are enough."""
-        self._noted.append(update)
-        self._held += update.size
-        if len(self._noted) >= _EVERY or self._held > _MOST:
+        self._noted.append((update.watched, update))
+        if len(self._noted) >= self._every:
             self.check()
 
     def check(self) -> None:
         """Raise :class:`Diverged` for the first update with a value that is not finite."""
-        noted, self._noted, self._held = self._noted, [], 0
-        values = [value.flatten().float() for update in noted for value in update.watched]
-        if values and not bool(torch.cat(values).isfinite().all()):
-            for update in noted:
+        noted, self._noted = self._noted, []
+        if noted and not all(map(math.isfinite, _numbers([watched for watched, _ in noted]))):
+            for _, update in noted:
                 self._blame(update)
 
     def check_losses(self, number: int, lr: float, losses: Tensor, counts: Tensor) -> None:
@@ -59,3 +58,9 @@ class Watch:
             f"diverged at step {number}: the {what} of class {self._classes[label]!r} is {float(value)} "
             f"at learning rate {lr:g}; use a smaller one"
         )
+
+
+def _numbers(values: list[Tensor]) -> list[float]:
+    """Bring single numbers over from their device in one transfer."""
+    numbers: list[float] = [values[0].item()] if len(values) == 1 else torch.stack(values).tolist()
+    return numbers

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,30 +61,32 @@ class Loop:
         try:
             if not finished:
                 self._save(finished=False)  # a folder that cannot be written to is found out now, not in an hour
-                self._advance()
+                points = frozenset(measuring_grid(self._trainer.spec.grid, self._trainer.spec.steps))
+                while self.step(points):
+                    pass
                 self._save(finished=True)
         except Diverged as error:
             return self._close("diverged", str(error))
         return self._close("finished")
 
-    def _advance(self) -> None:
+    def step(self, points: Container[int]) -> bool:
+        """Measure if this is one of the ``points``, then make an update; False where there is none left to make."""
         trainer, recorder, spec = self._trainer, self._recorder, self._trainer.spec
-        points = frozenset(measuring_grid(spec.grid, spec.steps))
-        while True:
-            measured = trainer.step in points
-            if measured:
-                self._point()
-            if trainer.step == spec.steps:
-                return
-            indices = trainer.next_batch()
-            if measured:
-                self._measurements.before_step(indices)
-            update = trainer.update(indices)
-            if spec.every:
-                recorder.every(update.number, every_step(update, trainer.classes))
-            if measured:
-                recorder.amend(self._measurements.after_step(update))
-            self._between_steps()
+        measured = trainer.step in points
+        if measured:
+            self._point()
+        if trainer.step == spec.steps:
+            return False
+        indices = trainer.next_batch()
+        if measured:
+            self._measurements.before_step(indices)
+        update = trainer.update(indices)
+        if spec.every:
+            recorder.every(update.number, every_step(update, trainer.classes))
+        if measured:
+            recorder.amend(self._measurements.after_step(update))
+        self._between_steps()
+        return True
 
     def _point(self) -> None:
         trainer = self._trainer

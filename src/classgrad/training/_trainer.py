@@ -25,7 +25,9 @@ from classgrad.training._reservoir import Reservoir
 from classgrad.training._schedules import Moment, schedule
 from classgrad.training._spec import RunSpec
 from classgrad.training._streams import global_state, restore_global_state, stream
-from classgrad.training._update import Update
+from classgrad.training._update import PlainStep, Update
+
+_LOOK_EVERY = 32  # updates on a GPU between two looks at whether they are finite
 
 
 class Trainer:
@@ -79,7 +81,7 @@ class Trainer:
         self.scheduler = (
             make_lr_scheduler(spec.scheduler, self.optimizer, spec.scheduler_options) if spec.scheduler else None
         )
-        self.watch = Watch(dataset.classes)
+        self.watch = Watch(dataset.classes, every=_LOOK_EVERY if device.type == "cuda" else 1)
         torch.manual_seed(stream(spec.seed, "dropout"))
 
     @property
@@ -151,18 +153,21 @@ class Trainer:
         if self._grads is not None:
             self._grads.close()
 
-    def _plain_backward(self, indices: Tensor) -> tuple[Tensor, Tensor]:
-        """Write the gradient of the batch's mean loss, as anyone would; give the logits and labels."""
+    def _plain_backward(self, indices: Tensor) -> PlainStep:
+        """Write the gradient of the batch's mean loss, as anyone would."""
         if len(indices) <= self.spec.chunk:
-            logits, y = self._logits(self.train, indices, augment=True)
-            F.cross_entropy(logits, y).backward()  # type: ignore[no-untyped-call]
-            return logits.detach(), y
-        seen = []
-        for part in chunks(indices, self.spec.chunk):
-            logits, y = self._logits(self.train, part, augment=True)
-            (F.cross_entropy(logits, y, reduction="sum") / len(indices)).backward()  # type: ignore[no-untyped-call]
-            seen.append((logits.detach(), y))
-        return torch.cat([logits for logits, _ in seen]), torch.cat([y for _, y in seen])
+            return self._plain_part(indices, share=1.0)
+        parts = [self._plain_part(part, len(part) / len(indices)) for part in chunks(indices, self.spec.chunk)]
+        losses, logits, labels = zip(*parts, strict=True)
+        return PlainStep(torch.stack(losses).sum(), torch.cat(logits), torch.cat(labels))
+
+    def _plain_part(self, indices: Tensor, share: float) -> PlainStep:
+        logits, y = self._logits(self.train, indices, augment=True)
+        loss = F.cross_entropy(logits, y)
+        if share < 1:
+            loss = loss * share
+        loss.backward()  # type: ignore[no-untyped-call]
+        return PlainStep(loss.detach(), logits.detach(), y)
 
     def _class_backward(self, grads: ClassGradients, indices: Tensor) -> Step:
         """Write Σ_l w_l g_l; a batch of more than a chunk streams class by class."""

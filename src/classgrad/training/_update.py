@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,40 +23,39 @@ class ClassFacts:
     norms: Tensor | None
 
 
+class PlainStep(NamedTuple):
+    """A step along the plain gradient, which never tells the classes apart: the batch's loss, its logits and labels."""
+
+    loss: Tensor
+    logits: Tensor
+    labels: Tensor
+
+
 @dataclass(frozen=True)
 class Update:
-    """One update: its number, its learning rate and what it saw.
-
-    That is the step along the class gradients or, for the plain gradient, which never tells the classes apart, the
-    logits of the examples and their labels.
-    """
+    """One update: its number, its learning rate, and the step along the class gradients or the plain one."""
 
     number: int
     lr: float
-    seen: Step | tuple[Tensor, Tensor]
-
-    @property
-    def watched(self) -> list[Tensor]:
-        """Everything that must be finite."""
-        if isinstance(self.seen, Step):
-            return [self.seen.losses] if self.seen.norms is None else [self.seen.losses, self.seen.norms]
-        return [self.seen[0]]
-
-    @property
-    def size(self) -> int:
-        """How many numbers are held."""
-        return (self.seen.losses if isinstance(self.seen, Step) else self.seen[0]).numel()
+    seen: Step | PlainStep
 
     @property
     def loss(self) -> Tensor:
         """The loss of the batch."""
-        return self.seen.losses.sum() if isinstance(self.seen, Step) else F.cross_entropy(*self.seen)
+        return self.seen.losses.sum() if isinstance(self.seen, Step) else self.seen.loss
+
+    @property
+    def watched(self) -> Tensor:
+        """A number that is finite as long as nothing diverges."""
+        if isinstance(self.seen, Step) and self.seen.norms is not None:
+            return self.loss + self.seen.norms.sum().to(self.seen.losses)
+        return self.loss
 
     def facts(self, classes: int) -> ClassFacts:
         """Tell the classes apart."""
         if isinstance(self.seen, Step):
             return ClassFacts(self.seen.classes, self.seen.losses, self.seen.weights, self.seen.norms)
-        logits, labels = self.seen
+        _, logits, labels = self.seen
         losses = F.cross_entropy(logits, labels, reduction="none")
         present = torch.bincount(labels, minlength=classes).nonzero().flatten()
         sums = class_loss_sums(losses, labels, classes)[present] / len(labels)
