@@ -28,14 +28,18 @@ class Watch:
 
     def note(self, update: Update) -> None:
         """Remember an update, and look at those remembered when there are enough."""
-        self._noted.append((update.watched, update))
+        if self._every == 1:
+            if not math.isfinite(update.watched.item()):
+                self._blame(update)
+            return
+        self._noted.append((update.watched.detach(), update))
         if len(self._noted) >= self._every:
             self.check()
 
     def check(self) -> None:
         """Raise :class:`Diverged` for the first update with a value that is not finite."""
         noted, self._noted = self._noted, []
-        if noted and not all(map(math.isfinite, _numbers([watched for watched, _ in noted]))):
+        if noted and not bool(torch.stack([watched for watched, _ in noted]).isfinite().all()):
             for _, update in noted:
                 self._blame(update)
 
@@ -58,9 +62,3 @@ class Watch:
             f"diverged at step {number}: the {what} of class {self._classes[label]!r} is {float(value)} "
             f"at learning rate {lr:g}; use a smaller one"
         )
-
-
-def _numbers(values: list[Tensor]) -> list[float]:
-    """Bring single numbers over from their device in one transfer."""
-    numbers: list[float] = [values[0].item()] if len(values) == 1 else torch.stack(values).tolist()
-    return numbers

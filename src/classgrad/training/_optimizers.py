@@ -57,7 +57,7 @@ def make_lr_scheduler(name: str, optimizer: Optimizer, options: Mapping[str, Any
 def advance(scheduler: LRScheduler, loss: Tensor) -> None:
     """One step of the scheduler; ReduceLROnPlateau watches the batch's loss."""
     if isinstance(scheduler, lr_scheduler.ReduceLROnPlateau):
-        scheduler.step(loss)
+        scheduler.step(loss.detach())
     else:
         scheduler.step()
 

@@ -167,7 +167,7 @@ class Trainer:
         if share < 1:
             loss = loss * share
         loss.backward()  # type: ignore[no-untyped-call]
-        return PlainStep(loss.detach(), logits.detach(), y)
+        return PlainStep(loss, logits, y)
 
     def _class_backward(self, grads: ClassGradients, indices: Tensor) -> Step:
         """Write Σ_l w_l g_l; a batch of more than a chunk streams class by class."""

@@ -56,7 +56,7 @@ class Update:
         if isinstance(self.seen, Step):
             return ClassFacts(self.seen.classes, self.seen.losses, self.seen.weights, self.seen.norms)
         _, logits, labels = self.seen
-        losses = F.cross_entropy(logits, labels, reduction="none")
+        losses = F.cross_entropy(logits.detach(), labels, reduction="none")
         present = torch.bincount(labels, minlength=classes).nonzero().flatten()
         sums = class_loss_sums(losses, labels, classes)[present] / len(labels)
         return ClassFacts(present, sums, torch.ones_like(sums), None)

@@ -7,10 +7,12 @@ from torch.nn import functional as F
 
 from classgrad import ClassGradients, InputError
 from classgrad.training import _loop, train
+from classgrad.training._divergence import Diverged, Watch
 from classgrad.training._measure import ClassRows, products
 from classgrad.training._numerics import _deterministic, repeatable, resolve_device
 from classgrad.training._optimizers import make_lr_scheduler, make_optimizer
 from classgrad.training._spec import RunSpec
+from classgrad.training._update import PlainStep, Update
 
 
 def rows_of(model, x, y, chunk=7):
@@ -91,3 +93,21 @@ def test_progress_is_told_between_points_and_checkpoints_come_by_time(tmp_path, 
     train(spec, tmp_path, report=report, checkpoint_seconds=0)
     assert seen == [(0, False), *((step, True) for step in range(1, 7)), (6, False)]
     assert len(stamps) > 1
+
+
+def test_updates_looked_at_together_are_blamed_in_their_order():
+    watch = Watch(["a", "b"], every=3)
+    good, bad = torch.zeros(4, 2), torch.tensor([[float("nan"), 0.0]] * 4)
+    labels = torch.tensor([0, 0, 1, 1])
+
+    def update(number, logits):
+        return Update(number, 0.5, PlainStep(F.cross_entropy(logits, labels), logits, labels))
+
+    watch.note(update(0, good))
+    watch.note(update(1, bad))
+    with pytest.raises(Diverged, match=r"diverged at step 1: the loss of class 'a' is nan at learning rate 0\.5"):
+        watch.note(update(2, bad))
+    watch.check()
+    watch.note(update(3, bad))
+    with pytest.raises(Diverged, match="diverged at step 3"):
+        watch.check()
