@@ -36,7 +36,7 @@ def _drops(named: Named) -> str:
     if not judged:
         return ""
     if not dropping and not seldom:
-        return f"With {listing(calm)} the minority classes are learnt without a drop at first."
+        return f"With {listing(calm)} the minority classes do not get worse at first."
     if not dropping:
         return f"With {listing(seldom)} the minority classes first get worse in some runs, but not in most."
     depths = [summary.mid_depth.mean for _, summary in dropping]

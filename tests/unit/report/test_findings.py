@@ -35,7 +35,7 @@ def test_who_drops_and_who_does_not():
             "With gd the minority classes first get worse, by 25 points, before they are learnt (the minority initial "
             "drop).",
         ),
-        ([row("gd"), row("sgd")], "With gd and sgd the minority classes are learnt without a drop at first."),
+        ([row("gd"), row("sgd")], "With gd and sgd the minority classes do not get worse at first."),
         (
             [row("gd", drop=0.2), row("sgd")],
             "With gd the minority classes first get worse in some runs, but not in most.",
