@@ -156,12 +156,13 @@ class ClassGradients:
         with self._graph(losses) as graph:
             if self._plain(f):
                 return write(*self._sum(losses, layout, f, scale), self._sparse, scaler)
-            plan = self._engines.plan(losses, layout, graph, self.parameters)
+            parameters = self.parameters
+            plan = self._engines.plan(losses, layout, graph, parameters)
             if self._streams(plan, layout):
                 return write(*self._stream_classes(losses, layout, scale), self._sparse, scaler, scale)
             step, direction = combine(
-                self._engines.terms(losses, layout, plan, self.parameters, scale / layout.examples),
-                scope_of(self.parameters, self.model, self.rule),
+                self._engines.terms(losses, layout, plan, parameters, scale / layout.examples),
+                scope_of(parameters, self.model, self.rule),
                 self.rule,
                 f,
                 layout,
@@ -368,8 +369,10 @@ class ClassGradients:
         """Whether the classes should be taken one by one: they may, and nothing shorter is possible."""
         if not self.rule.separable or self._wishes.gram:
             return False
-        rest = [p for p in self.parameters if plan is not None and id(p) in plan.rest]
-        return plan is None or len(layout) * sum(p.numel() * p.element_size() for p in rest) > self._max_memory
+        if plan is None or not plan.rest:
+            return plan is None
+        rest = [p for p in self.parameters if id(p) in plan.rest]
+        return len(layout) * sum(p.numel() * p.element_size() for p in rest) > self._max_memory
 
     def _stream_classes(self, losses: Tensor, layout: ClassLayout, scale: Tensor | float) -> tuple[Step, Direction]:
         stream = self._stream(layout.examples)
