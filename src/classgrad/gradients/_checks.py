@@ -1,12 +1,15 @@
-"""The errors of a step's inputs, each one line."""
+"""The errors of settings and of a step's inputs, each one line."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from classgrad._errors import InputError
+from classgrad.rules import Rule
 
 _INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
@@ -27,6 +30,24 @@ def check_labels(y: Tensor, examples: int, device: torch.device) -> Tensor:
             f"move it with y.to({str(device)!r})."
         )
     return y.to(torch.int64)
+
+
+def check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
+    """Raise unless a setting is one of its choices."""
+    if value not in choices:
+        raise InputError(f"Parameter `{name}` should be one of {', '.join(choices)}. Found {value!r}.")
+
+
+def check_settings(model: object, rule: object, max_memory: int, mixing: object) -> None:
+    """Raise for settings of the wrong kind."""
+    if not isinstance(model, nn.Module):
+        raise InputError(f"Parameter `model` should be a torch.nn.Module. Found {type(model).__name__}.")
+    if rule is not None and not isinstance(rule, Rule):
+        raise InputError(f"Parameter `rule` should be a rule such as Normalize(). Found {rule!r}.")
+    if not isinstance(mixing, Sequence) or not all(isinstance(kind, type) for kind in mixing):
+        raise InputError(f"Parameter `mixing` should be a sequence of layer types. Found {mixing!r}.")
+    if max_memory < 0:
+        raise InputError(f"Parameter `max_memory` should be a number of bytes of at least 0. Found {max_memory!r}.")
 
 
 def check_group(model: nn.Module, group: object, classes: object) -> None:

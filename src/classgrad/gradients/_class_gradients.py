@@ -16,7 +16,7 @@ from torch.distributed import ProcessGroup
 from classgrad._errors import InputError
 from classgrad.gradients import layers as layers  # enters the layer rules
 from classgrad.gradients._accumulate import Accumulator
-from classgrad.gradients._checks import check_group, check_labels, check_losses
+from classgrad.gradients._checks import check_choice, check_group, check_labels, check_losses, check_settings
 from classgrad.gradients._combine import (
     Reference,
     Wishes,
@@ -85,21 +85,10 @@ class ClassGradients:
         on_nonfinite: Outcome = "skip",
         group: ProcessGroup | None = None,
     ) -> None:
-        for name, value, choices in (
-            ("engine", engine, get_args(Engine)),
-            ("on_missing", on_missing, get_args(Outcome)),
-            ("on_nonfinite", on_nonfinite, get_args(Outcome)),
-        ):
-            if value not in choices:
-                raise InputError(f"Parameter `{name}` should be one of {', '.join(choices)}. Found {value!r}.")
-        if not isinstance(model, nn.Module):
-            raise InputError(f"Parameter `model` should be a torch.nn.Module. Found {type(model).__name__}.")
-        if rule is not None and not isinstance(rule, Rule):
-            raise InputError(f"Parameter `rule` should be a rule such as Normalize(). Found {rule!r}.")
-        if not isinstance(mixing, Sequence) or not all(isinstance(kind, type) for kind in mixing):
-            raise InputError(f"Parameter `mixing` should be a sequence of layer types. Found {mixing!r}.")
-        if max_memory < 0:
-            raise InputError(f"Parameter `max_memory` should be a number of bytes of at least 0. Found {max_memory!r}.")
+        choices = {"engine": Engine, "on_missing": Outcome, "on_nonfinite": Outcome}
+        for name, value in (("engine", engine), ("on_missing", on_missing), ("on_nonfinite", on_nonfinite)):
+            check_choice(name, value, get_args(choices[name]))
+        check_settings(model, rule, max_memory, mixing)
         check_group(model, group, classes)
         self.model = model
         self.rule = rule or Normalize()
