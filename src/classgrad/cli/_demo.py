@@ -37,7 +37,7 @@ RATES: dict[str, dict[str, float]] = {
 }
 """Learning rates, picked from the same five for every algorithm by validation recall (benchmarks/demo_rates.py)."""
 
-STEPS = {"digits-bi20": 100, "digits-mul10": 100}
+STEPS = {"digits-bi20": 80, "digits-mul10": 80}
 SEEDS = (0, 1, 2)
 
 

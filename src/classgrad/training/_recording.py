@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import platform
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -45,8 +43,7 @@ class Measurements:
                 found = self._train() if name == "train" else self._evaluate(name)
                 values |= {f"{name}/{key}": value for key, value in found.items()}
             if trainer.spec.gradients and self.finite:
-                with self._class_rows() as rows:
-                    values["gram"], self._rows = rows.gram(trainer.members)
+                values["gram"], self._rows = self._class_rows().gram(trainer.members)
         return values
 
     @property
@@ -63,8 +60,8 @@ class Measurements:
             return
         labels = trainer.train.y[indices]
         members = [indices[labels == label] for label in range(trainer.classes)]
-        with evaluating(trainer.model), self._class_rows() as rows:
-            batch = rows.of(members, range(trainer.classes))
+        with evaluating(trainer.model):
+            batch = self._class_rows().of(members, range(trainer.classes))
         counts = torch.bincount(labels, minlength=trainer.classes)
         self._batch = batch_noise(batch, self._rows, counts, trainer.counts)
 
@@ -98,11 +95,11 @@ class Measurements:
             lambda part: trainer.forward(data, part), self._order[name], trainer.classes, trainer.spec.chunk
         )
 
-    @contextmanager
-    def _class_rows(self) -> Iterator[ClassRows]:
+    def _class_rows(self) -> ClassRows:
         trainer = self._trainer
-        with trainer.class_gradients() as grads:
-            yield ClassRows(grads, lambda part: trainer.forward(trainer.train, part), trainer.spec.chunk)
+        model, grads = trainer.class_gradients()
+        model.eval()
+        return ClassRows(grads, lambda part: trainer.forward(trainer.train, part, model=model), trainer.spec.chunk)
 
     def _pace(self) -> float:
         """Mean seconds of the updates since the last point."""

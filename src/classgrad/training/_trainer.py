@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from classgrad.data import Dataset, DeviceData
@@ -76,6 +75,7 @@ class Trainer:
             if isinstance(self.rule, Sum) and not needs_gram
             else ClassGradients(self.model, self.rule, gram=needs_gram, max_memory=MAX_MEMORY)
         )
+        self._copy: tuple[nn.Module, ClassGradients] | None = None
         self.parameters = [p for p in self.model.parameters() if p.requires_grad]
         self.optimizer = make_optimizer(spec.optimizer, self.parameters, spec.lr, spec.optimizer_options)
         self.scheduler = (
@@ -107,18 +107,24 @@ class Trainer:
         self.seconds += time.perf_counter() - start
         return made
 
-    @contextmanager
-    def class_gradients(self) -> Iterator[ClassGradients]:
-        """Class gradients for measuring; an algorithm that has no use for them has hooks for just that long."""
-        if self._grads is not None:
-            yield self._grads
-            return
-        with ClassGradients(self.model, self.rule, max_memory=MAX_MEMORY) as grads:
-            yield grads
+    def class_gradients(self) -> tuple[nn.Module, ClassGradients]:
+        """Give a model at the present iterate and its class gradients, for measuring.
 
-    def forward(self, data: DeviceData, indices: Tensor, *, augment: bool = False) -> tuple[Tensor, Tensor, Tensor]:
-        """Logits, one loss per example, and labels."""
-        logits, y = self._logits(data, indices, augment)
+        An algorithm that has no use for class gradients keeps its own model free of their hooks and gets a copy.
+        """
+        if self._grads is not None:
+            return self.model, self._grads
+        if self._copy is None:
+            model = copy.deepcopy(self.model)
+            self._copy = model, ClassGradients(model, self.rule, max_memory=MAX_MEMORY)
+        self._copy[0].load_state_dict(self.model.state_dict())
+        return self._copy
+
+    def forward(
+        self, data: DeviceData, indices: Tensor, *, augment: bool = False, model: nn.Module | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Logits of ``model`` (by default that in training), one loss per example, and labels."""
+        logits, y = self._logits(model or self.model, data, indices, augment)
         return logits, F.cross_entropy(logits, y, reduction="none"), y
 
     def state_dict(self) -> dict[str, Any]:
@@ -162,7 +168,7 @@ class Trainer:
         return PlainStep(torch.stack(losses).sum(), torch.cat(logits), torch.cat(labels))
 
     def _plain_part(self, indices: Tensor, share: float) -> PlainStep:
-        logits, y = self._logits(self.train, indices, augment=True)
+        logits, y = self._logits(self.model, self.train, indices, augment=True)
         loss = F.cross_entropy(logits, y)
         if share < 1:
             loss = loss * share
@@ -196,12 +202,12 @@ class Trainer:
                 ((part, self.train.y[part]) for part in chunks(order, self.spec.chunk)),
             )
 
-    def _logits(self, data: DeviceData, indices: Tensor, augment: bool) -> tuple[Tensor, Tensor]:
+    def _logits(self, model: nn.Module, data: DeviceData, indices: Tensor, augment: bool) -> tuple[Tensor, Tensor]:
         x, y = data.batch(indices, augment=augment)
         if self.spec.precision != "bf16":
-            return self.model(x), y
+            return model(x), y
         with torch.autocast(self.device.type, torch.bfloat16):
-            logits: Tensor = self.model(x)
+            logits: Tensor = model(x)
         return logits.to(x.dtype), y
 
     def _step_size(self, gram: Tensor | None) -> float:
