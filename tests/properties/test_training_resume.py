@@ -16,7 +16,7 @@ class Crash(Exception):
     """The process dies."""
 
 
-@settings(deadline=None, max_examples=15)
+@settings(deadline=None, max_examples=10)
 @given(
     name=st.sampled_from(sorted(ALGORITHMS)),
     optimizer=st.sampled_from(["sgd", "adam", "rmsprop", "adagrad"]),
