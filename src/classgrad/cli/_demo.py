@@ -37,7 +37,7 @@ RATES: dict[str, dict[str, float]] = {
 }
 """Learning rates, picked from the same five for every algorithm by validation recall (benchmarks/demo_rates.py)."""
 
-STEPS = {"digits-bi20": 80, "digits-mul10": 80}
+STEPS = {"digits-bi20": 100, "digits-mul10": 60}
 SEEDS = (0, 1, 2)
 
 
@@ -54,7 +54,7 @@ def demo(
     classes = {data: load(data).classes for data in RATES}
     experiment = Experiment(specs, out, workers=workers, resume=resume, overwrite=not resume)
     runs = run_experiment(experiment, output, classes)
-    show_results(runs, out, output, title="Class imbalance on the embedded digits")
+    show_results(runs, out, output, title="Class imbalance on the embedded digits", kinds=("png",))
 
 
 def demo_spec(data: str, algorithm: str, seed: int, lr: float | None = None) -> RunSpec:

@@ -68,8 +68,10 @@ def run_experiment(experiment: Experiment, output: Output, classes: Mapping[str,
     return runs
 
 
-def show_results(runs: Sequence[Run], out: Path, output: Output, *, title: str) -> None:
-    """Print the table and what it says, write the report under ``out`` and say where everything is."""
+def show_results(
+    runs: Sequence[Run], out: Path, output: Output, *, title: str, kinds: Sequence[str] = ("png", "pdf")
+) -> None:
+    """Print the table and what it says, write the report and ``kinds`` of figures under ``out``, say where all is."""
     from classgrad.report import findings, result_table, write_report
 
     rows = result_table(runs)
@@ -82,10 +84,12 @@ def show_results(runs: Sequence[Run], out: Path, output: Output, *, title: str) 
             output.say(f"{run.meta.get('algorithm')}, seed {run.meta.get('seed')}: {run.meta['message']}")
     for sentence in sentences:
         output.say(sentence)
-    paths = write_report(runs, out, title=title)
+    paths = write_report(runs, out, title=title, figures=kinds)
     output.say(f"report   {paths[0]}")
     figures = [path for path in paths if path.suffix == ".png"]
-    output.say(f"figures  {figures[0].parent}: {', '.join(path.name for path in figures)} (and as PDF)")
+    if figures:
+        also = " (and as PDF)" if "pdf" in kinds else ""
+        output.say(f"figures  {figures[0].parent}: {', '.join(path.name for path in figures)}{also}")
     output.document(
         {
             "results": [_facts(row) for row in rows],
