@@ -1,13 +1,11 @@
 """``classgrad demo`` on fewer steps than the real one, which takes about a minute."""
 
 import json
-from functools import partial
 
 import pytest
 
 from classgrad.cli import _demo, main
 from classgrad.dynamics import load_run
-from classgrad.report import write_report
 from classgrad.training import SEVEN
 
 
@@ -18,8 +16,7 @@ def _shorter(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
 
 
-def test_the_demo_prints_table_and_sentences_and_writes_report_and_figures(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("classgrad.report.write_report", partial(write_report, figures=("png",)))
+def test_the_demo_prints_table_and_sentences_and_writes_report_and_figures(tmp_path, capsys):
     assert main(["demo", "--out", "shown", "--workers", "1"]) == 0
     out = capsys.readouterr().out
     for name in SEVEN:

@@ -32,7 +32,7 @@ def _quick_figures(monkeypatch, request):
     if "real_figures" in request.fixturenames:
         return
 
-    def write(runs, out, *, title):
+    def write(runs, out, *, title, **options):
         paths = [out / "report.html", out / "figures" / "a.png"]
         for path in paths:
             path.parent.mkdir(parents=True, exist_ok=True)
