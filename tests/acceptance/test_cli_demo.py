@@ -33,7 +33,7 @@ def test_the_demo_prints_table_and_sentences_and_writes_report_and_figures(tmp_p
 
 def test_the_demo_can_be_run_again_and_resumed(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(
-        "classgrad.report.write_report", lambda runs, out, *, title: [out / "report.html", out / "a.png"]
+        "classgrad.report.write_report", lambda runs, out, **options: [out / "report.html", out / "a.png"]
     )
     monkeypatch.setattr(_demo, "RATES", {"digits-bi20": {"gd": 0.3, "pcngd": 1.0}})
     assert main(["demo", "--workers", "1", "--json"]) == 0
