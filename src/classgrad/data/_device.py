@@ -68,6 +68,11 @@ class DeviceData:
     def __len__(self) -> int:
         return len(self.y)
 
+    @property
+    def generator(self) -> torch.Generator:
+        """What augmentation draws from; a CUDA graph that cuts batches must know of it."""
+        return self._generator
+
     def batch(self, indices: Tensor | slice, *, augment: bool = True) -> tuple[Tensor, Tensor]:
         """Return normalized examples and labels at ``indices``; ``augment=False`` leaves the generator alone."""
         chosen = indices if isinstance(indices, slice) else indices.to(self.device)

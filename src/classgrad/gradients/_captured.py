@@ -1,99 +1,102 @@
-"""The whole step, forward included, as one CUDA graph."""
+"""The whole step as one CUDA graph: forward, class gradients, rule and, if wanted, the optimizer's update."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from classgrad._errors import InputError
 from classgrad.gradients._checks import check_labels
 from classgrad.gradients._class_gradients import ClassGradients
 from classgrad.gradients._layout import ClassLayout, class_layout
+from classgrad.gradients._recorded_update import RecordedUpdate
+from classgrad.gradients._recordings import Recordings, Unrecordable
 from classgrad.gradients._step import Step
 
-
-@dataclass(frozen=True)
-class _Recording:
-    """A graph with the tensors it reads and writes, which stay where they are."""
-
-    graph: torch.cuda.CUDAGraph
-    x: Tensor
-    y: Tensor
-    layout: ClassLayout
-    step: Step
-    gradients: dict[nn.Parameter, Tensor]
+LossFunction = Callable[[Tensor, Tensor], Tensor]
 
 
 class CapturedStep:
-    """``loss_fn(x, y)`` and the class-gradient step on it, recorded once and replayed as a CUDA graph.
+    """``loss_fn(x, y)`` and the class-gradient step on it, recorded and replayed as a CUDA graph.
 
     Launching the many small operations of a step one by one costs more than running them; a replay launches all at
-    once. A recording is made for every make-up of a batch (shape of ``x``, number of examples of each class), so
-    batches should come from a sampler whose batches are alike. ``x`` may be indices that ``loss_fn`` looks up on the
-    device.
+    once. A recording is made for every make-up of a batch (shape of ``x``, number of examples of each class) when it
+    comes the second time, so batches should come from a sampler whose batches are alike; the first time, and beyond 16
+    make-ups, the step simply runs, as it does on the CPU. ``x`` may be indices that ``loss_fn`` looks up on the device.
 
-    Each call *overwrites* ``p.grad``, and the tensors of the step it returns are overwritten by the next call. The
-    optimizer's step and learning rate stay outside, so both may change at will; which parameters are trained and
-    whether the model is in training mode may not. On the CPU the step simply runs.
+    Without ``optimizer`` each call *overwrites* ``p.grad`` and leaves the update to the caller. With one the update is
+    part of the recording and ``p.grad`` is None after it; change learning rates as always, by ``param_groups`` or a
+    scheduler. SGD must be made with ``fused=True`` for this, others with ``capturable=True``. The tensors of the step
+    that is returned are overwritten by the next call. Which parameters are trained and whether the model is in
+    training mode must not change.
 
     ``loss_fn`` must do the same operations every time and never wait for the device (no ``.item()``, no Python ``if``
-    on values). Labels on the CPU save a wait for the device.
+    on values); ``generators`` are those it draws from besides torch's own. Labels on the CPU save a wait for the
+    device, and so does ``like``.
     """
 
-    def __init__(self, grads: ClassGradients, loss_fn: Callable[[Tensor, Tensor], Tensor]) -> None:
+    def __init__(
+        self,
+        grads: ClassGradients,
+        loss_fn: LossFunction,
+        optimizer: Optimizer | None = None,
+        *,
+        generators: Sequence[torch.Generator] = (),
+    ) -> None:
         self.grads = grads
         self.loss_fn = loss_fn
-        self._recordings: dict[object, _Recording] = {}
-        self._pool: Any = None
+        self._update = None if optimizer is None else RecordedUpdate(optimizer)
+        self._recordings = Recordings(generators)
+        self._laid_out: dict[Hashable, tuple[ClassLayout, Tensor]] = {}
 
-    def __call__(self, x: Tensor, y: Tensor) -> Step:
-        """Make the step on a batch: x and y are copied to where the recording reads them, and it is replayed."""
-        labels = check_labels(y, len(x), y.device).cpu()
-        layout = class_layout(labels, self.grads.classes)
-        x = x if layout.order is None else x.index_select(0, layout.order.to(x.device))
-        labels = layout.group(labels)
-        if not x.is_cuda:
-            self._forget()
-            return self.grads.backward(self.loss_fn(x, labels), labels)
-        key = (tuple(layout.classes.tolist()), tuple(layout.sizes), x.shape, x.dtype)
-        if key not in self._recordings:
-            self._recordings[key] = self._record(x, labels.to(x.device))
-        recording = self._recordings[key]
-        recording.x.copy_(x)
-        recording.graph.replay()
-        for p, gradient in recording.gradients.items():
+    def __call__(self, x: Tensor, y: Tensor, *, like: Hashable = None) -> Step:
+        """Make the step on a batch: x is copied to where the recording reads it, and it is replayed.
+
+        Batches that are given the same ``like`` must be grouped by class and hold the same number of each class; only
+        the labels of the first are looked at.
+        """
+        if like is None:
+            labels = check_labels(y, len(x), y.device).cpu()
+            layout = class_layout(labels, self.grads.classes)
+            x = x if layout.order is None else x.index_select(0, layout.order.to(x.device))
+            key: Hashable = (tuple(layout.classes.tolist()), tuple(layout.sizes))
+            labels = layout.group(labels)
+        else:
+            key, labels = like, y
+        key = (key, x.shape, x.dtype)
+        if key not in self._laid_out:
+            self._laid_out[key] = _lay_out(labels.to(x.device), self.grads.classes)
+        if self._update is not None:
+            self._update.fill()
+        step, gradients = self._replayed(key, x)
+        for p, gradient in gradients.items():
             p.grad = gradient
-        return replace(recording.step)
+        return replace(step)
 
-    def _record(self, x: Tensor, y: Tensor) -> _Recording:
-        x, y = x.clone(), y.clone()
-        layout = class_layout(y, self.grads.classes)
-        layout.prepare()
-        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            for _ in range(2):  # libraries set themselves up, and the graph is audited, on a run that is not recorded
-                self._forget()
-                self.grads.backward_laid_out(self.loss_fn(x, y), layout)
-        torch.cuda.current_stream().wait_stream(stream)
-        self._forget()
-        graph = torch.cuda.CUDAGraph()
+    def _replayed(self, key: Hashable, x: Tensor) -> tuple[Step, dict[nn.Parameter, Tensor]]:
+        layout, y = self._laid_out[key]
+        settings = None if self._update is None else self._update.key
         try:
-            with torch.cuda.graph(graph, pool=self._pool):
-                step = self.grads.backward_laid_out(self.loss_fn(x, y), layout)
-        except RuntimeError as error:
-            raise InputError(
-                f"The step cannot be recorded as a CUDA graph ({str(error).splitlines()[0]}); "
-                "use ClassGradients.backward for this model and loss."
-            ) from error
-        self._pool = graph.pool()
-        gradients = {p: p.grad for p in self.grads.parameters if p.grad is not None}
-        return _Recording(graph, x, y, layout, step, gradients)
+            return self._recordings((key, settings), lambda batch: self._work(batch, y, layout), x)
+        except Unrecordable as error:
+            raise InputError(f"{error} Use ClassGradients.backward for this model and loss.") from error
 
-    def _forget(self) -> None:
+    def _work(self, x: Tensor, y: Tensor, layout: ClassLayout) -> tuple[Step, dict[nn.Parameter, Tensor]]:
         for p in self.grads.parameters:
             p.grad = None
+        step = self.grads.backward_laid_out(self.loss_fn(x, y), layout)
+        if self._update is not None:
+            self._update()
+        return step, {p: p.grad for p in self.grads.parameters if p.grad is not None}
+
+
+def _lay_out(labels: Tensor, classes: Tensor | None) -> tuple[ClassLayout, Tensor]:
+    layout = class_layout(labels, classes)
+    if layout.order is not None:
+        raise InputError("Parameter `like` should be given for batches grouped by class. Found one that is not.")
+    layout.prepare()
+    return layout, labels

@@ -250,7 +250,7 @@ class ClassGradients:
         finally:
             self._pending = outer
 
-    def gradients(self, losses: Tensor, y: Tensor) -> GradientTable:
+    def gradients(self, losses: Tensor, y: Tensor | ClassLayout) -> GradientTable:
         """Return the class gradients themselves; ``p.grad`` is left alone."""
         layout = self._enter(losses, y)
         needed = len(layout) * sum(p.numel() * p.element_size() for p in self.parameters)
@@ -304,10 +304,12 @@ class ClassGradients:
 
     # ------------------------------------------------------------------------------------------------------------
 
-    def _enter(self, losses: Tensor, y: Tensor) -> ClassLayout:
+    def _enter(self, losses: Tensor, y: Tensor | ClassLayout) -> ClassLayout:
         if self._engines.closed:
             raise InputError("This ClassGradients was closed; make a new one.")
         check_losses(losses)
+        if isinstance(y, ClassLayout):
+            return y
         return class_layout(check_labels(y, len(losses), losses.device), self.classes)
 
     @contextmanager

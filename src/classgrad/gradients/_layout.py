@@ -78,6 +78,16 @@ class ClassLayout:
         return values.new_zeros(len(self), *values.shape[1:]).index_add_(0, self.index, values)
 
 
+def one_class(label: int, count: int, device: torch.device) -> ClassLayout:
+    """Lay out ``count`` examples of one class without waiting for the device."""
+    layout = ClassLayout.__new__(ClassLayout)
+    layout.classes = torch.full((1,), label, device=device)
+    layout.index = torch.zeros(count, dtype=torch.int64, device=device)
+    layout.counts = torch.full((1,), count, device=device)
+    layout.sizes, layout.order = [count], None
+    return layout
+
+
 def _ascending(index: Tensor) -> bool:
     return len(index) < 2 or bool((index[1:] >= index[:-1]).all())
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from classgrad._errors import InputError
 from classgrad.gradients._combine import Reference, Scopes, Wishes, combine, refuse
-from classgrad.gradients._layout import ClassLayout
+from classgrad.gradients._layout import one_class
 from classgrad.gradients._step import Step
 from classgrad.gradients._terms import Dense, Memory, promote
 from classgrad.rules import Rule
@@ -51,6 +51,7 @@ class ClassStream:
         self._steps: dict[int, Step] = {}
         self._label: int | None = None
         self._count = 0
+        self._seen = 0
         self._loss = torch.zeros(())
         self._sums: dict[nn.Parameter, Tensor] = {}
 
@@ -77,20 +78,17 @@ class ClassStream:
         """Weigh the class at hand and add it to the direction."""
         if self._label is None:
             return
-        device = self._loss.device
-        layout = ClassLayout(
-            torch.tensor([self._label], device=device), torch.zeros(self._count, dtype=torch.int64, device=device)
-        )
         step, direction = combine(
             {p: Dense(s[None], Memory(0)) for p, s in self._sums.items()},
             self.scopes,
             self.rule,
             self._loss[None] / self.total,
-            layout,
+            one_class(self._label, self._count, self._loss.device),
             replace(self.wishes, on_missing="skip", on_nonfinite="skip"),  # refused at the end, if at all
             reference=self.reference,
         )
         self._steps[self._label] = step
+        self._seen += self._count
         for p, part in direction.items():
             if p in self.direction:
                 self.direction[p] += part
@@ -110,11 +108,10 @@ class ClassStream:
             for values in [[getattr(step, field.name) for step in steps]]
         }
         step = Step(**joined)  # type: ignore[arg-type]  # the first five are never None
-        seen = int(step.counts.sum())
-        if seen != self.total:
+        if self._seen != self.total:
             raise InputError(
                 "Parameter `total` should be the number of examples of the whole step. "
-                f"Found {self.total}, but {seen} came."
+                f"Found {self.total}, but {self._seen} came."
             )
         refuse(step, self.wishes)
         return step, self.direction

@@ -86,7 +86,7 @@ class ClassBatches(BatchSampler):
         while done < len(self):
             chunk = self._plan.chunk(key, epoch, done)[: len(self) - done, self.rank :: self.num_replicas]
             # a copy: what a caller writes into a batch must not come back when the plan's chunk is read again
-            for batch in chunk.to(device, copy=True, memory_format=torch.contiguous_format):
+            for batch in _moved(chunk, device):
                 done += 1
                 self._epoch, self._done = epoch, done
                 yield batch
@@ -146,6 +146,12 @@ class ClassBatches(BatchSampler):
             recipe = repr((type(self).__name__, self.sizes, self._plan.recipe)).encode()
             self._fingerprint = zlib.crc32(self._members.numpy().data, zlib.crc32(recipe))
         return self._fingerprint
+
+
+def _moved(chunk: Tensor, device: torch.device | str | None) -> Tensor:
+    if device is not None and torch.device(device).type == "cuda":
+        return chunk.contiguous().pin_memory().to(device, non_blocking=True)  # nothing waits for what the device does
+    return chunk.to(device, copy=True, memory_format=torch.contiguous_format)
 
 
 def _generator(given: torch.Generator | None) -> torch.Generator:

@@ -20,7 +20,7 @@ class Sampler(Protocol):
         ...
 
     def tensors(self, device: torch.device | str | None = None) -> Iterator[Tensor]:
-        """Yield the index batches of one epoch."""
+        """Yield the index batches of one epoch, each grouped by class in ascending order."""
         ...
 
     def state_dict(self) -> dict[str, int]:
@@ -42,7 +42,8 @@ class FullBatch:
     def tensors(self, device: torch.device | str | None = None) -> Iterator[Tensor]:
         """Yield all indices once."""
         self.epoch += 1
-        yield self._order.to(device)
+        self._order = self._order.to(device)  # stays there
+        yield self._order
 
     def state_dict(self) -> dict[str, int]:
         """Give the number of the latest pass."""
@@ -62,6 +63,16 @@ SAMPLERS: dict[str, Make] = {
     "balanced": lambda labels, size, generator: BalancedBatches(labels, batch_size=size, generator=generator),
 }
 """The sampler that goes with each kind of batches."""
+
+
+def composition(sampler: Sampler, labels: Tensor, classes: int) -> tuple[int, ...] | None:
+    """Give the number of examples of each class in every batch, if it is always the same."""
+    if isinstance(sampler, FullBatch):
+        return tuple(torch.bincount(labels, minlength=classes).tolist())
+    if not isinstance(sampler, (ProportionalBatches, BalancedBatches)):
+        return None
+    counts = dict(zip(sampler.classes, sampler.counts, strict=True))
+    return tuple(counts.get(label, 0) for label in range(classes))
 
 
 def forever(sampler: Sampler, device: torch.device) -> Iterator[Tensor]:

@@ -13,11 +13,12 @@ from classgrad.data import Preprocessing
 from classgrad.dynamics import Recorder, Run, measuring_grid
 from classgrad.training._divergence import Diverged
 from classgrad.training._folder import RunFolder
-from classgrad.training._recording import Measurements, every_step
+from classgrad.training._recording import Measurements
 from classgrad.training._signals import Interrupted, Interruption
 from classgrad.training._trainer import Trainer
 
 _TICK = 0.2  # seconds between two reports of progress
+_UNREAD = 2  # letters that may be on their way from the device: it is kept busy, and the loop not far ahead of it
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,9 @@ class Loop:
         self._report = report
         self._preprocessing = preprocessing
         self._saved = self._told = time.monotonic()
+        self._counts = trainer.counts.cpu()
+        if trainer.spec.every:
+            trainer.watch.record = lambda number, values: self._recorder.every(number, values)
 
     def run(self, resume: bool) -> Run:
         """Go on from the checkpoint or from the start, to the end."""
@@ -71,7 +75,7 @@ class Loop:
 
     def step(self, points: Container[int]) -> bool:
         """Measure if this is one of the ``points``, then make an update; False where there is none left to make."""
-        trainer, recorder, spec = self._trainer, self._recorder, self._trainer.spec
+        trainer, spec = self._trainer, self._trainer.spec
         measured = trainer.step in points
         if measured:
             self._point()
@@ -80,28 +84,34 @@ class Loop:
         indices = trainer.next_batch()
         if measured:
             self._measurements.before_step(indices)
+        trainer.clock.start()
         update = trainer.update(indices)
-        if spec.every:
-            recorder.every(update.number, every_step(update, trainer.classes))
         if measured:
-            recorder.amend(self._measurements.after_step(update))
+            trainer.clock.stop()
+            trainer.mailbox.send(self._measurements.after_step(update), lambda found: self._recorder.amend(found))
         self._between_steps()
         return True
 
     def _point(self) -> None:
-        trainer = self._trainer
+        trainer, step = self._trainer, self._trainer.step
         trainer.watch.check()
-        values = self._measurements.point()
-        self._recorder.point(trainer.step, values)
-        self._tell(values)
+        trainer.mailbox.send(self._measurements.point(), lambda found: self._record(step, found))
+
+    def _record(self, step: int, values: dict[str, Any]) -> None:
         losses = values["train/loss"]
         assert isinstance(losses, Tensor)
-        trainer.watch.check_losses(trainer.step, trainer.spec.lr, losses, trainer.counts)
+        if not bool((losses.isfinite() | (self._counts == 0)).all()):
+            values.pop("gram", None)
+        self._recorder.point(step, values)
+        self._tell(values, step)
+        self._trainer.watch.check_losses(step, self._trainer.spec.lr, losses, self._counts)
 
     def _between_steps(self) -> None:
         now = time.monotonic()
         if self._report is not None and now - self._told >= _TICK:
-            self._tell(None)
+            self._tell(None, self._trainer.step)
+        if len(self._trainer.mailbox) > _UNREAD:
+            self._trainer.mailbox.deliver(keep=_UNREAD)
         if not self._trainer.resumable:
             return
         if self._interruption.signal is not None:
@@ -116,16 +126,18 @@ class Loop:
             self._close("interrupted", f"stopped after step {self._trainer.step}")
         raise Interrupted(f"stopped after step {self._trainer.step}{where}")
 
-    def _tell(self, point: dict[str, Any] | None) -> None:
+    def _tell(self, point: dict[str, Any] | None, step: int) -> None:
         self._told = time.monotonic()
         if self._report is not None:
-            self._report(Progress(self._trainer.step, self._trainer.spec.steps, point))
+            self._report(Progress(step, self._trainer.spec.steps, point))
 
     def _save(self, *, finished: bool) -> None:
         self._saved = time.monotonic()
+        self._trainer.watch.check()
+        self._trainer.mailbox.deliver()
         if self._folder is None:
             return
-        self._trainer.watch.check()
+        self._trainer.clock.stop()
         self._folder.save(
             {
                 "finished": finished,
@@ -145,7 +157,15 @@ class Loop:
         return bool(state["finished"])
 
     def _close(self, status: str, message: str = "") -> Run:
-        more = {} if self._trainer.reservoir is None else {"returned_step": self._trainer.reservoir.step}
+        trainer = self._trainer
+        more: dict[str, Any] = {} if trainer.reservoir is None else {"returned_step": trainer.reservoir.step}
+        if trainer.device.type == "cuda":
+            more["chunk"] = trainer.chunk
+            busy = trainer.busy_seconds
+            if busy is not None:
+                trainer.clock.stop()
+                trainer.clock.lap()()
+                more |= {"seconds_busy": busy, "seconds_updates": trainer.clock.total}
         run = self._recorder.run(status, message, **more)
         if self._folder is not None:
             self._folder.record(run)

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
 
 import torch
 from torch import Tensor, nn
 
 from classgrad.dynamics import class_loss_sums, confusion_matrix, orthogonal_noise, projection, to_population
-from classgrad.gradients import ClassGradients
+from classgrad.gradients import ClassGradients, ClassLayout
 
 Forward = Callable[[Tensor], tuple[Tensor, Tensor, Tensor]]
 """From example indices to logits, one loss per example, and labels."""
 
 MAX_MEMORY = 8 * 2**30
 """Bytes that the class gradients of the whole training set may take at once."""
+
+ROWS = 4096
+"""Most examples at once where their class gradients are made, which takes more memory than a plain pass."""
 
 _COLUMNS = 2**20  # parameters whose products are added at a time in double precision
 
@@ -69,13 +73,13 @@ class ClassRows:
             dtype=parameters[0].dtype,
             device=parameters[0].device,
         )
-        position = {label: row for row, label in enumerate(labels)}
         total = sum(len(indices) for indices in members)
-        for part in chunks(torch.cat([members[label] for label in labels]), self._chunk):
-            _, losses, y = self._forward(part)
-            table = self._grads.gradients(losses, y)
-            where = torch.tensor([position[label] for label in table.classes.tolist()], device=rows.device)
-            rows[where] += table.matrix.to(rows.dtype) * (len(part) / total)
+        order = torch.cat([members[label] for label in labels])
+        counts = tuple(len(members[label]) for label in labels)
+        for start, stop, where, layout in _pieces(counts, tuple(labels), self._chunk, order.device):
+            losses = self._forward(order[start:stop])[1]
+            table = self._grads.gradients(losses, layout)
+            rows[where] += table.matrix.to(rows.dtype) * ((stop - start) / total)
         return rows
 
     def gram(self, members: Sequence[Tensor], limit: int = MAX_MEMORY) -> tuple[Tensor, Tensor | None]:
@@ -99,6 +103,25 @@ class ClassRows:
                 gram[first.start : first.stop, second.start : second.stop] = block
                 gram[second.start : second.stop, first.start : first.stop] = block.T
         return gram, None
+
+
+@lru_cache(maxsize=16)
+def _pieces(
+    counts: tuple[int, ...], labels: tuple[int, ...], chunk: int, device: torch.device
+) -> list[tuple[int, int, Tensor, ClassLayout]]:
+    """Cut examples that are grouped by class: where each piece starts and stops, its rows and its layout.
+
+    They are laid out once, since that waits for the device, and the same make-up comes at every point.
+    """
+    position = torch.repeat_interleave(torch.arange(len(labels)), torch.tensor(counts, dtype=torch.int64))
+    pieces = []
+    for start in range(0, len(position), chunk):
+        part = position[start : start + chunk]
+        where, index = part.unique(return_inverse=True)  # type: ignore[no-untyped-call]
+        layout = ClassLayout(torch.tensor(labels, dtype=torch.int64)[where].to(device), index.to(device))
+        layout.prepare()
+        pieces.append((start, start + len(part), where.to(device), layout))
+    return pieces
 
 
 def products(first: Tensor, second: Tensor) -> Tensor:

@@ -53,6 +53,20 @@ def repeatable(device: torch.device, precision: str, threads: int) -> Iterator[N
 
 
 @contextmanager
+def own_stream(device: torch.device) -> Iterator[None]:
+    """Work on a stream of one's own on a GPU: what runs on the default one cannot be recorded."""
+    if device.type != "cuda":
+        yield
+        return
+    before = torch.cuda.current_stream(device)
+    stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    stream.wait_stream(before)
+    with torch.cuda.stream(stream):
+        yield
+    before.wait_stream(stream)
+
+
+@contextmanager
 def _deterministic(precision: str) -> Iterator[None]:
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it cuBLAS may pick another kernel
     products = "tf32" if precision == "tf32" else "ieee"

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import inspect
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer, lr_scheduler
 from torch.optim.lr_scheduler import LRScheduler
 
 from classgrad._errors import InputError
+from classgrad.training._update import Update
 
 _NEEDS_CLOSURE = {"LBFGS"}
 _NEEDS_OBJECTS = {"LambdaLR", "MultiplicativeLR", "SequentialLR", "ChainedScheduler", "LRScheduler"}
@@ -37,10 +39,22 @@ def make_optimizer(
     kind = OPTIMIZERS.get(name.lower())
     if kind is None:
         raise InputError(f"Parameter `optimizer` should be one of {', '.join(OPTIMIZERS)}. Found {name!r}.")
+    parameters = list(parameters)
     try:
-        return kind(parameters, lr=lr, **(options or {}))  # type: ignore[call-arg]
+        optimizer = kind(parameters, lr=lr, **{**_recordable(kind, parameters), **(options or {})})  # type: ignore[call-arg]
+        optimizer._warned_capturable_if_run_uncaptured = True  # the first step does
+        return optimizer
     except (TypeError, ValueError) as error:
         raise InputError(f"Optimizer {name!r} cannot be made with {dict(options or {})}: {_line(error)}") from error
+
+
+def _recordable(kind: type[Optimizer], parameters: Sequence[nn.Parameter]) -> dict[str, Any]:
+    """Give the options with which a step on a GPU can be recorded in a CUDA graph, with the rate on the device."""
+    if not parameters or not parameters[0].is_cuda:
+        return {}
+    if kind is torch.optim.SGD and parameters[0].dtype != torch.float64:
+        return {"fused": True}
+    return {"capturable": True} if "capturable" in inspect.signature(kind).parameters else {}
 
 
 def make_lr_scheduler(name: str, optimizer: Optimizer, options: Mapping[str, Any] | None = None) -> LRScheduler:
@@ -54,10 +68,10 @@ def make_lr_scheduler(name: str, optimizer: Optimizer, options: Mapping[str, Any
         raise InputError(f"Scheduler {name!r} cannot be made with {dict(options or {})}: {_line(error)}") from error
 
 
-def advance(scheduler: LRScheduler, loss: Tensor) -> None:
+def advance(scheduler: LRScheduler, update: Update) -> None:
     """One step of the scheduler; ReduceLROnPlateau watches the batch's loss."""
     if isinstance(scheduler, lr_scheduler.ReduceLROnPlateau):
-        scheduler.step(loss.detach())
+        scheduler.step(update.loss.detach())
     else:
         scheduler.step()
 

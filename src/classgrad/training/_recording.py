@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import platform
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -13,10 +14,10 @@ from torch import Tensor
 
 from classgrad._version import __version__
 from classgrad.data import Dataset
-from classgrad.training._measure import ClassRows, batch_noise, evaluate, evaluating, flat
+from classgrad.training._measure import ROWS, ClassRows, batch_noise, evaluate, evaluating, flat
 from classgrad.training._spec import RunSpec
 from classgrad.training._trainer import Trainer
-from classgrad.training._update import Update
+from classgrad.training._update import Update, by_class
 
 
 class Measurements:
@@ -28,21 +29,21 @@ class Measurements:
     def __init__(self, trainer: Trainer) -> None:
         self._trainer = trainer
         self._order = {name: data.y.argsort(stable=True) for name, data in trainer.data.items()}
-        self._counted = (0, 0.0)  # steps and seconds at the last point
+        self._counted = trainer.step  # steps at the last point
         self._known: tuple[int, dict[str, Tensor]] | None = None  # what the training set gave, and at which step
         self._rows: Tensor | None = None
         self._before: Tensor | None = None
         self._batch: dict[str, Tensor] = {}
 
-    def point(self) -> dict[str, Tensor | float]:
-        """Everything that is known at the present iterate."""
+    def point(self) -> dict[str, Any]:
+        """Everything that is known at the present iterate; what only later is known is a function."""
         trainer = self._trainer
-        values: dict[str, Tensor | float] = {"seconds_per_step": self._pace(), "memory_bytes": _memory(trainer.device)}
+        values: dict[str, Any] = {"seconds_per_step": self._pace(), "memory_bytes": _memory(trainer.device)}
         with evaluating(trainer.model):
             for name in trainer.data:
                 found = self._train() if name == "train" else self._evaluate(name)
                 values |= {f"{name}/{key}": value for key, value in found.items()}
-            if trainer.spec.gradients and self.finite:
+            if trainer.spec.gradients and (trainer.device.type == "cuda" or self.finite):  # a GPU is not asked
                 values["gram"], self._rows = self._class_rows().gram(trainer.members)
         return values
 
@@ -59,10 +60,14 @@ class Measurements:
         if self._rows is None or trainer.row.full_batch:
             return
         labels = trainer.train.y[indices]
-        members = [indices[labels == label] for label in range(trainer.classes)]
+        members = (
+            [indices[labels == label] for label in range(trainer.classes)]
+            if trainer.composition is None
+            else torch.split(indices, list(trainer.composition))
+        )
         with evaluating(trainer.model):
             batch = self._class_rows().of(members, range(trainer.classes))
-        counts = torch.bincount(labels, minlength=trainer.classes)
+        counts = (labels == torch.arange(trainer.classes, device=labels.device)[:, None]).sum(-1)
         self._batch = batch_noise(batch, self._rows, counts, trainer.counts)
 
     def after_step(self, update: Update) -> dict[str, Tensor | float]:
@@ -71,7 +76,7 @@ class Measurements:
         step = update.facts(trainer.classes)
         values: dict[str, Tensor | float] = {"lr": update.lr, **self._batch}
         if step.weights.dim() == 1:
-            values["weights"] = _by_class(step.weights, step.classes, trainer.classes)
+            values["weights"] = by_class(step.weights, step.classes, trainer.classes)
         if self._rows is not None and self._before is not None:
             moved = flat(trainer.parameters) - self._before
             values["predicted_change"] = self._rows.double() @ moved.double()
@@ -91,33 +96,27 @@ class Measurements:
     def _evaluate(self, name: str) -> dict[str, Tensor]:
         trainer = self._trainer
         data = trainer.data[name]
-        return evaluate(
-            lambda part: trainer.forward(data, part), self._order[name], trainer.classes, trainer.spec.chunk
-        )
+        return evaluate(lambda part: trainer.forward(data, part), self._order[name], trainer.classes, trainer.chunk)
 
     def _class_rows(self) -> ClassRows:
         trainer = self._trainer
         model, grads = trainer.class_gradients()
         model.eval()
-        return ClassRows(grads, lambda part: trainer.forward(trainer.train, part, model=model), trainer.spec.chunk)
+        chunk = trainer.chunk if trainer.device.type == "cpu" else min(trainer.chunk, ROWS)
+        return ClassRows(grads, lambda part: trainer.forward(trainer.train, part, model=model), chunk)
 
-    def _pace(self) -> float:
+    def _pace(self) -> Callable[[], float]:
         """Mean seconds of the updates since the last point."""
         trainer = self._trainer
-        if trainer.device.type == "cuda":
-            torch.cuda.synchronize(trainer.device)
-        steps, seconds = trainer.step - self._counted[0], trainer.seconds - self._counted[1]
-        self._counted = (trainer.step, trainer.seconds)
-        return seconds / steps if steps > 0 else float("nan")
+        trainer.clock.stop()
+        steps, seconds = trainer.step - self._counted, trainer.clock.lap()
+        self._counted = trainer.step
 
+        def pace() -> float:
+            lap = seconds()
+            return lap / steps if steps > 0 else float("nan")
 
-def every_step(update: Update, classes: int) -> dict[str, Tensor | float]:
-    """Give what an update knows anyway: learning rate, f^(l) of the batch, norms where the rule asked for them."""
-    step = update.facts(classes)
-    values: dict[str, Tensor | float] = {"lr": update.lr, "loss": _by_class(step.losses, step.classes, classes)}
-    if step.norms is not None:
-        values["norms"] = _by_class(step.norms, step.classes, classes)
-    return values
+        return pace
 
 
 def run_meta(spec: RunSpec, dataset: Dataset, device: torch.device) -> dict[str, Any]:
@@ -144,13 +143,6 @@ def run_meta(spec: RunSpec, dataset: Dataset, device: torch.device) -> dict[str,
             "python": platform.python_version(),
         },
     }
-
-
-def _by_class(values: Tensor, present: Tensor, classes: int) -> Tensor:
-    """Spread the values of the classes present over all classes, 0 for the others."""
-    spread = torch.zeros(classes, dtype=torch.float64, device=values.device)
-    spread[present.to(values.device)] = values.double()
-    return spread
 
 
 def _memory(device: torch.device) -> int:

@@ -13,6 +13,7 @@ from classgrad._errors import InputError
 from classgrad.dynamics import measuring_grid
 from classgrad.models import MODELS
 from classgrad.training._algorithms import Algorithm, algorithm
+from classgrad.training._chunk import ON_CPU, Chunk
 from classgrad.training._numerics import Precision
 from classgrad.training._optimizers import LR_SCHEDULERS, OPTIMIZERS
 from classgrad.training._schedules import schedule
@@ -41,7 +42,12 @@ class RunSpec:
         crop: pixels of random crops of training images; ``flip``: random mirroring.
         gradients: whether to measure the class gradients of the whole training set at every measuring point.
         every: whether to also record the cheap quantities of every step.
-        chunk: most examples in one forward pass of the whole training set.
+        chunk: most examples in one forward pass of the whole training set; ``"auto"`` is 4096 on a CPU and the most
+            that fit into a quarter of the memory of a GPU.
+        capture: whether to replay steps as CUDA graphs on a GPU. The bits are those of steps that are not replayed, so
+            it is no part of a run's identity.
+        compile: whether to run the network's training passes through torch.compile; for algorithms that step along the
+            plain gradient, and on a GPU for full-batch ones with large classes.
         threads: CPU threads of torch; the order of sums, and so the last bits, depend on it.
 
     >>> spec = RunSpec(data="digits-bi20", algorithm="pcngd", lr=0.05, steps=300)
@@ -67,8 +73,10 @@ class RunSpec:
     flip: bool = False
     gradients: bool = True
     every: bool = False
-    chunk: int = 4096
+    chunk: Chunk = "auto"
     threads: int = 1
+    capture: bool = True
+    compile: bool = False
     data_options: Mapping[str, Any] = field(default_factory=dict)
     model_options: Mapping[str, Any] = field(default_factory=dict)
     rule_options: Mapping[str, Any] = field(default_factory=dict)
@@ -77,10 +85,15 @@ class RunSpec:
     scheduler_options: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for name, least in (("steps", 1), ("batch_size", 1), ("chunk", 1), ("threads", 1), ("seed", 0), ("crop", 0)):
+        for name, least in (("steps", 1), ("batch_size", 1), ("threads", 1), ("seed", 0), ("crop", 0)):
             value = getattr(self, name)
             if type(value) is not int or value < least:
                 raise InputError(f"Parameter `{name}` should be a whole number of at least {least}. Found {value!r}.")
+        if self.chunk != "auto" and (type(self.chunk) is not int or self.chunk < 1):
+            raise InputError(f"Parameter `chunk` should be auto or a whole number of at least 1. Found {self.chunk!r}.")
+        for name in ("capture", "compile"):
+            if type(getattr(self, name)) is not bool:
+                raise InputError(f"Parameter `{name}` should be true or false. Found {getattr(self, name)!r}.")
         if not (type(self.lr) in (int, float) and math.isfinite(self.lr) and self.lr > 0):
             raise InputError(f"Parameter `lr` should be a number above 0. Found {self.lr!r}.")
         for name, choices in (
@@ -128,6 +141,11 @@ class RunSpec:
     def identity(self, fingerprint: str) -> str:
         """Hash of all settings and of the data itself, wherever it lies (16 hexadecimal digits)."""
         values = {**json.loads(self.to_json()), "data": fingerprint, "data_options": {}}
+        del values["capture"]
+        if not self.compile:
+            del values["compile"]
+        if self.chunk == "auto":
+            values["chunk"] = ON_CPU
         return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
 
     def labels(self) -> dict[str, str]:

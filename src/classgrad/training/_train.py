@@ -9,7 +9,7 @@ from classgrad.data import Dataset, load
 from classgrad.dynamics import Recorder, Run
 from classgrad.training._folder import RunFolder
 from classgrad.training._loop import Loop, Report
-from classgrad.training._numerics import repeatable, resolve_device
+from classgrad.training._numerics import own_stream, repeatable, resolve_device
 from classgrad.training._recording import run_meta
 from classgrad.training._signals import Interruption
 from classgrad.training._spec import RunSpec
@@ -66,6 +66,7 @@ def train(
     with ExitStack() as stack:
         stack.enter_context(repeatable(device, spec.precision, spec.threads))
         stack.enter_context(forked(device))
+        stack.enter_context(own_stream(device))
         interruption = stack.enter_context(Interruption())
         trainer = Trainer(spec, dataset, device)
         stack.callback(trainer.close)

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import copy
-import time
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.modules.batchnorm import _BatchNorm
 
+from classgrad._errors import InputError
 from classgrad.data import Dataset, DeviceData
-from classgrad.gradients import ClassGradients, Step
+from classgrad.gradients import ClassGradients, RecordedUpdate, Step, why_not
 from classgrad.rules import Rescale, Sum
 from classgrad.theory import pcn_margin
-from classgrad.training._batches import SAMPLERS, forever
+from classgrad.training._batches import SAMPLERS, composition, forever
+from classgrad.training._chunk import resolve_chunk
+from classgrad.training._clock import Clock
 from classgrad.training._divergence import Watch
+from classgrad.training._mailbox import Mailbox
 from classgrad.training._measure import MAX_MEMORY, chunks, evaluating
 from classgrad.training._models import make_model
 from classgrad.training._numerics import dtype_of
@@ -24,9 +28,12 @@ from classgrad.training._reservoir import Reservoir
 from classgrad.training._schedules import Moment, schedule
 from classgrad.training._spec import RunSpec
 from classgrad.training._streams import global_state, restore_global_state, stream
-from classgrad.training._update import PlainStep, Update
+from classgrad.training._update import Update
+from classgrad.training._work import Work
 
-_LOOK_EVERY = 32  # updates on a GPU between two looks at whether they are finite
+_LOOK_EVERY = 32  # updates on a GPU that are looked at together
+_LOOK_EVERY_PASS = 4  # those of the whole training set, which take long
+_LARGE_CLASS = 256  # examples from which on a class by itself keeps a GPU busy
 
 
 class Trainer:
@@ -42,7 +49,6 @@ class Trainer:
         self.device = device
         self.classes = len(dataset.classes)
         self.step = 0
-        self.seconds = 0.0
         dtype = dtype_of(spec.precision)
         self.model = make_model(spec, dataset.preprocessing).to(device).train()
         self.data = {
@@ -65,23 +71,26 @@ class Trainer:
         generator = torch.Generator().manual_seed(stream(spec.seed, "batches"))
         self.sampler = SAMPLERS[self.row.batches](labels, spec.batch_size, generator)
         self._batches = forever(self.sampler, device)
+        self.composition = composition(self.sampler, labels, self.classes)
         self.rule = self.row.make_rule()
         self.schedule = schedule(spec.schedule_name, spec.schedule_options)
         self._constant = spec.schedule_name == "constant"
         self.reservoir = Reservoir(stream(spec.seed, "iterate")) if self.row.returns == "drawn" else None
-        needs_gram = self.schedule.needs_gram or self.reservoir is not None
-        self._grads = (
-            None
-            if isinstance(self.rule, Sum) and not needs_gram
-            else ClassGradients(self.model, self.rule, gram=needs_gram, max_memory=MAX_MEMORY)
-        )
+        self._compiled: nn.Module = torch.compile(self.model) if spec.compile else self.model  # type: ignore[assignment]
         self._copy: tuple[nn.Module, ClassGradients] | None = None
         self.parameters = [p for p in self.model.parameters() if p.requires_grad]
         self.optimizer = make_optimizer(spec.optimizer, self.parameters, spec.lr, spec.optimizer_options)
         self.scheduler = (
             make_lr_scheduler(spec.scheduler, self.optimizer, spec.scheduler_options) if spec.scheduler else None
         )
-        self.watch = Watch(dataset.classes, every=_LOOK_EVERY if device.type == "cuda" else 1)
+        self.chunk = resolve_chunk(spec.chunk, self._probe, torch.cat(self.members))
+        self._grads, self._work = self._make_work()
+        self.clock = Clock(device)
+        self.mailbox = Mailbox(late=device.type == "cuda" and self.reservoir is None)
+        look_every = _LOOK_EVERY_PASS if self.row.full_batch else _LOOK_EVERY
+        self.watch = Watch(
+            dataset.classes, self.mailbox, every=1 if device.type == "cpu" or self.reservoir else look_every
+        )
         torch.manual_seed(stream(spec.seed, "dropout"))
 
     @property
@@ -95,24 +104,37 @@ class Trainer:
 
     def update(self, indices: Tensor) -> Update:
         """Make one update: the gradient or the weighted class gradients, the step size, the optimizer's step."""
-        start = time.perf_counter()
-        seen = self._plain_backward(indices) if self._grads is None else self._class_backward(self._grads, indices)
-        made = Update(self.step, self._step_size(seen.gram if isinstance(seen, Step) else None), seen)
-        self.optimizer.step()
-        self.optimizer.zero_grad()
+        if isinstance(self.rule, Rescale) and self.step % self.rule.every == 0:
+            self._refresh()
+        inside = self._work.updates
+        lr = self._step_size(None) if inside else 0.0
+        seen = self._work(indices)
+        gram = seen.gram if isinstance(seen, Step) else None
+        if self.reservoir is not None and gram is not None:
+            self.reservoir.offer(self.step, float(pcn_margin(gram).amin()), self.model)
+        if not inside:
+            lr = self._step_size(gram)
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+        made = Update(self.step, lr, seen)
         if self.scheduler is not None:
-            advance(self.scheduler, made.loss)
+            advance(self.scheduler, made)
         self.watch.note(made)
         self.step += 1
-        self.seconds += time.perf_counter() - start
         return made
+
+    @property
+    def busy_seconds(self) -> float | None:
+        """How long the GPU worked on updates that were replayed as CUDA graphs; None where none were."""
+        return self._work.busy_seconds() if self._work.recordings else None
 
     def class_gradients(self) -> tuple[nn.Module, ClassGradients]:
         """Give a model at the present iterate and its class gradients, for measuring.
 
-        An algorithm that has no use for class gradients keeps its own model free of their hooks and gets a copy.
+        An algorithm that has no use for them, or takes the classes one by one, keeps its own model free of their hooks
+        and gets a copy.
         """
-        if self._grads is not None:
+        if self._grads is not None and self._grads.engine != "split":
             return self.model, self._grads
         if self._copy is None:
             model = copy.deepcopy(self.model)
@@ -131,6 +153,7 @@ class Trainer:
         """Everything that the rest of the run depends on, as tensors and plain values."""
         return {
             "step": self.step,
+            "chunk": self.chunk,
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "scheduler": self.scheduler.state_dict() if self.scheduler else None,
@@ -143,6 +166,10 @@ class Trainer:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take up where :meth:`state_dict` was called."""
         self.step = state["step"]
+        if state.get("chunk", self.chunk) != self.chunk:  # the order of sums, and so the last bits, depend on it
+            self.close()
+            self.chunk = state["chunk"]
+            self._grads, self._work = self._make_work()
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
         if self.scheduler is not None:
@@ -159,47 +186,62 @@ class Trainer:
         if self._grads is not None:
             self._grads.close()
 
-    def _plain_backward(self, indices: Tensor) -> PlainStep:
-        """Write the gradient of the batch's mean loss, as anyone would."""
-        if len(indices) <= self.spec.chunk:
-            return self._plain_part(indices, share=1.0)
-        parts = [self._plain_part(part, len(part) / len(indices)) for part in chunks(indices, self.spec.chunk)]
-        losses, logits, labels = zip(*parts, strict=True)
-        return PlainStep(torch.stack(losses).sum(), torch.cat(logits), torch.cat(labels))
-
-    def _plain_part(self, indices: Tensor, share: float) -> PlainStep:
-        logits, y = self._logits(self.model, self.train, indices, augment=True)
-        loss = F.cross_entropy(logits, y)
-        if share < 1:
-            loss = loss * share
-        loss.backward()  # type: ignore[no-untyped-call]
-        return PlainStep(loss, logits, y)
-
-    def _class_backward(self, grads: ClassGradients, indices: Tensor) -> Step:
-        """Write Σ_l w_l g_l; a batch of more than a chunk streams class by class."""
-        if isinstance(self.rule, Rescale) and self.step % self.rule.every == 0:
-            self._refresh(grads)
-        if len(indices) > self.spec.chunk:
-            step = grads.backward_through(
-                lambda part, y: self.forward(self.train, part, augment=True)[1],
-                indices,
-                self.train.y[indices],
-                chunk=self.spec.chunk,
+    def _make_work(self) -> tuple[ClassGradients | None, Work]:
+        """Make the class gradients, unless the plain gradient is all that is asked for, and the work on batches."""
+        spec, cuda = self.spec, self.device.type == "cuda"
+        gram = self.schedule.needs_gram or self.reservoir is not None
+        plain = isinstance(self.rule, Sum) and not gram
+        by_class = cuda and not plain and not gram and self._one_by_one()
+        if spec.compile and not (plain or by_class):
+            raise InputError(
+                f"Parameter `compile` should be left out with {spec.algorithm!r} here: its class gradients are read "
+                "off the layers of the network, which a compiled one does not have."
             )
-        else:
-            _, losses, y = self.forward(self.train, indices, augment=True)
-            step = grads.backward(losses, y)
-        if self.reservoir is not None and step.gram is not None:
-            self.reservoir.offer(self.step, float(pcn_margin(step.gram).amin()), self.model)
-        return step
+        engine: Literal["split", "auto"] = "split" if by_class else "auto"
+        grads = (
+            None if plain else ClassGradients(self.model, self.rule, engine=engine, gram=gram, max_memory=MAX_MEMORY)
+        )
+        # Step sizes and iterates that depend on the Gram matrix come between the gradients and the update.
+        inside = cuda and not gram and why_not(self.optimizer) is None
+        work = Work(
+            self.parameters,
+            self.train.y,
+            grads,
+            lambda indices: self._logits(self._compiled, self.train, indices, augment=True),
+            lambda indices: self.forward(self.train, indices)[1],
+            counts=self.composition,
+            chunk=self.chunk,
+            by_class=by_class,
+            update=RecordedUpdate(self.optimizer) if inside else None,
+            capture=spec.capture and cuda and getattr(self.rule, "refresh", 1) == 1,
+            generators=[self.train.generator],
+        )
+        return grads, work
 
-    def _refresh(self, grads: ClassGradients) -> None:
+    def _one_by_one(self) -> bool:
+        """Whether full batches are taken class by class: no more work than a plain step where classes are large."""
+        if not self.row.full_batch or not self.rule.separable:
+            return False
+        if any(isinstance(module, _BatchNorm) for module in self.model.modules()):
+            return len(self.train) > self.chunk
+        return len(self.train) > min(self.chunk, _LARGE_CLASS * int((self.counts > 0).sum()))
+
+    def _probe(self, indices: Tensor) -> None:
+        """Run forward and backward once, for the memory it takes."""
+        with evaluating(self.model):
+            torch.autograd.grad(self.forward(self.train, indices)[1].sum(), self.parameters, allow_unused=True)
+
+    def _refresh(self) -> None:
         """Renew the full-batch class gradients that ``Rescale`` projects on (Alg. 5)."""
         order = torch.cat(self.members)
         with evaluating(self.model):
-            grads.refresh(
+            if self.device.type == "cuda":
+                self._work.refresh(order, [len(indices) for indices in self.members])
+                return
+            assert self._grads is not None
+            self._grads.refresh(
                 lambda indices, y: self.forward(self.train, indices)[1],
-                ((part, self.train.y[part]) for part in chunks(order, self.spec.chunk)),
+                ((part, self.train.y[part]) for part in chunks(order, self.chunk)),
             )
 
     def _logits(self, model: nn.Module, data: DeviceData, indices: Tensor, augment: bool) -> tuple[Tensor, Tensor]:

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from classgrad.dynamics import class_loss_sums
 from classgrad.gradients import Step
 
 
@@ -33,7 +32,10 @@ class PlainStep(NamedTuple):
 
 @dataclass(frozen=True)
 class Update:
-    """One update: its number, its learning rate, and the step along the class gradients or the plain one."""
+    """One update: its number, its learning rate, and the step along the class gradients or the plain one.
+
+    On a GPU the tensors of ``seen`` are overwritten by the next update.
+    """
 
     number: int
     lr: float
@@ -56,7 +58,20 @@ class Update:
         if isinstance(self.seen, Step):
             return ClassFacts(self.seen.classes, self.seen.losses, self.seen.weights, self.seen.norms)
         _, logits, labels = self.seen
-        losses = F.cross_entropy(logits.detach(), labels, reduction="none")
-        present = torch.bincount(labels, minlength=classes).nonzero().flatten()
-        sums = class_loss_sums(losses, labels, classes)[present] / len(labels)
-        return ClassFacts(present, sums, torch.ones_like(sums), None)
+        numbers = torch.arange(classes, device=labels.device)
+        weights = (labels == numbers[:, None]).any(-1).double()
+        return ClassFacts(numbers, plain_losses(logits.detach(), labels, classes), weights, None)
+
+
+def plain_losses(logits: Tensor, labels: Tensor, classes: int) -> Tensor:
+    """Give f^(l) of every class, 0 for those absent: logits (..., N, L) and labels (..., N) to (..., L)."""
+    losses = F.cross_entropy(logits.flatten(0, -2), labels.flatten(), reduction="none").view(labels.shape)
+    members = labels.unsqueeze(-2) == torch.arange(classes, device=labels.device).unsqueeze(-1)
+    return torch.where(members, losses.double().unsqueeze(-2), 0.0).sum(-1) / labels.shape[-1]
+
+
+def by_class(values: Tensor, present: Tensor, classes: int) -> Tensor:
+    """Spread the values of the classes present over all classes, 0 for the others."""
+    spread = torch.zeros(classes, dtype=torch.float64, device=values.device)
+    spread[present.to(values.device)] = values.double()
+    return spread

@@ -8,6 +8,7 @@ from torch.nn import functional as F
 from classgrad import ClassGradients, InputError
 from classgrad.training import _loop, train
 from classgrad.training._divergence import Diverged, Watch
+from classgrad.training._mailbox import Mailbox
 from classgrad.training._measure import ClassRows, products
 from classgrad.training._numerics import _deterministic, repeatable, resolve_device
 from classgrad.training._optimizers import make_lr_scheduler, make_optimizer
@@ -96,7 +97,7 @@ def test_progress_is_told_between_points_and_checkpoints_come_by_time(tmp_path, 
 
 
 def test_updates_looked_at_together_are_blamed_in_their_order():
-    watch = Watch(["a", "b"], every=3)
+    watch = Watch(["a", "b"], Mailbox(late=False), every=3)
     good, bad = torch.zeros(4, 2), torch.tensor([[float("nan"), 0.0]] * 4)
     labels = torch.tensor([0, 0, 1, 1])
 

@@ -1,0 +1,172 @@
+"""What one update does on the device: the gradients of a batch and, where it can be recorded, the optimizer's step."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Hashable, Sequence
+from functools import partial
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from classgrad.gradients import (
+    ClassGradients,
+    ClassLayout,
+    RecordedUpdate,
+    Recordings,
+    Step,
+    Unrecordable,
+    class_layout,
+    refresh_by_class,
+    step_by_class,
+)
+from classgrad.training._measure import chunks
+from classgrad.training._update import PlainStep
+
+Logits = Callable[[Tensor], tuple[Tensor, Tensor]]
+"""From example indices to logits and labels."""
+
+
+class Work:
+    """Gradients of batches of examples, given as indices, replayed as CUDA graphs on a GPU.
+
+    Args:
+        parameters: what is trained.
+        labels: of all examples.
+        grads: the class gradients, or None for the plain gradient.
+        logits: the forward pass in training.
+        quiet: one loss per example, in evaluation mode, for the full-batch class gradients.
+        counts: examples of each class in every batch, grouped by class; None where batches differ.
+        chunk: most examples at once.
+        by_class: take the classes one after the other, each in a forward and backward pass of its own.
+        update: the optimizer's step, if it is part of the work.
+        capture: whether to record; what cannot be recorded is run, with one warning.
+        generators: what the forward pass draws from, besides torch's own.
+    """
+
+    def __init__(
+        self,
+        parameters: Sequence[Tensor],
+        labels: Tensor,
+        grads: ClassGradients | None,
+        logits: Logits,
+        quiet: Callable[[Tensor], Tensor],
+        *,
+        counts: Sequence[int] | None,
+        chunk: int,
+        by_class: bool,
+        update: RecordedUpdate | None,
+        capture: bool,
+        generators: Sequence[torch.Generator],
+    ) -> None:
+        self._parameters = parameters
+        self._labels = labels
+        self._grads = grads
+        self._logits = logits
+        self._quiet = quiet
+        self._counts = counts
+        self._chunk = chunk
+        self._by_class = by_class
+        self._update = update
+        self._layouts: dict[int, ClassLayout] = {}
+        alike = grads is None or counts is not None
+        waits = grads is not None and not by_class and counts is not None and sum(counts) > chunk
+        self._recordings = Recordings(generators) if capture and alike and not waits else None
+        # Apart from the others: what it writes is read by them for many steps.
+        self._refreshes = Recordings() if capture else None
+
+    @property
+    def updates(self) -> bool:
+        """Whether the optimizer's step is part of the work."""
+        return self._update is not None
+
+    @property
+    def recordings(self) -> int:
+        """The number of recordings."""
+        return sum(len(some) for some in (self._recordings, self._refreshes) if some is not None)
+
+    def busy_seconds(self) -> float:
+        """Tell how long the GPU worked on replays."""
+        return sum(some.busy_seconds() for some in (self._recordings, self._refreshes) if some is not None)
+
+    def __call__(self, indices: Tensor) -> Step | PlainStep:
+        """Leave the gradients of a batch in ``p.grad``, or make the update with them."""
+        if self._update is not None:
+            self._update.fill()
+        if self._recordings is not None:
+            key: Hashable = (len(indices), None if self._update is None else self._update.key)
+            layout = self._layout(indices)
+            try:
+                return self._recordings(key, partial(self._run, layout=layout), indices)
+            except Unrecordable as error:
+                self._give_up(error)
+        return self._run(indices)
+
+    def refresh(self, order: Tensor, counts: Sequence[int]) -> None:
+        """Renew the full-batch class gradients that ``Rescale`` projects on (Alg. 5); ``order`` is grouped by class."""
+        assert self._grads is not None
+
+        def run(examples: Tensor) -> None:
+            refresh_by_class(self._grads, self._quiet, examples, counts, self._chunk)  # type: ignore[arg-type]
+
+        if self._refreshes is not None:
+            try:
+                self._refreshes("refresh", run, order)
+                return
+            except Unrecordable as error:
+                self._give_up(error)
+        run(order)
+
+    def _give_up(self, error: Unrecordable) -> None:
+        warnings.warn(f"{error} It is run operation by operation instead.", stacklevel=4)
+        self._recordings = self._refreshes = None
+
+    def _layout(self, indices: Tensor) -> ClassLayout | None:
+        """Lay the classes of a batch out before it is recorded, since that waits for the device."""
+        if self._grads is None or self._by_class:
+            return None
+        if len(indices) not in self._layouts:
+            layout = class_layout(self._labels[indices], self._grads.classes)
+            layout.prepare()
+            self._layouts[len(indices)] = layout
+        return self._layouts[len(indices)]
+
+    def _run(self, indices: Tensor, layout: ClassLayout | None = None) -> Step | PlainStep:
+        for p in self._parameters:
+            p.grad = None
+        seen = self._plain(indices) if self._grads is None else self._weighted(self._grads, indices, layout)
+        if self._update is not None:
+            self._update()
+        return seen
+
+    def _plain(self, indices: Tensor) -> PlainStep:
+        """Write the gradient of the batch's mean loss, as anyone would."""
+        parts = [self._plain_part(part, len(part) / len(indices)) for part in chunks(indices, self._chunk)]
+        if len(parts) == 1:
+            return parts[0]
+        losses, logits, labels = zip(*parts, strict=True)
+        return PlainStep(torch.stack(losses).sum(), torch.cat(logits), torch.cat(labels))
+
+    def _plain_part(self, indices: Tensor, share: float) -> PlainStep:
+        logits, y = self._logits(indices)
+        loss = F.cross_entropy(logits, y)
+        if share < 1:
+            loss = loss * share
+        loss.backward()  # type: ignore[no-untyped-call]
+        return PlainStep(loss.detach(), logits.detach(), y)
+
+    def _weighted(self, grads: ClassGradients, indices: Tensor, layout: ClassLayout | None) -> Step:
+        """Write Σ_l w_l g_l; a batch of more than a chunk streams class by class."""
+        if self._by_class:
+            assert self._counts is not None
+            return step_by_class(grads, lambda part: self._losses(part)[0], indices, self._counts, self._chunk)
+        if len(indices) > self._chunk:
+            y = self._labels[indices]
+            return grads.backward_through(lambda part, _: self._losses(part)[0], indices, y, chunk=self._chunk)
+        losses, y = self._losses(indices)
+        return grads.backward(losses, y) if layout is None else grads.backward_laid_out(losses, layout)
+
+    def _losses(self, indices: Tensor) -> tuple[Tensor, Tensor]:
+        logits, y = self._logits(indices)
+        return F.cross_entropy(logits, y, reduction="none"), y
