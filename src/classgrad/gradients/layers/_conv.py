@@ -16,7 +16,7 @@ from classgrad.gradients._cost import ghost_is_cheaper, rates, rows_are_cheaper
 from classgrad.gradients._layout import ClassLayout
 from classgrad.gradients._products import class_products, ghost_gram, ghost_square_norms
 from classgrad.gradients._registry import LayerRule, add_rule
-from classgrad.gradients._terms import Dense, Memory, Term, weigh
+from classgrad.gradients._terms import Memory, Sums, Term, weigh
 from classgrad.gradients.layers._linear import in_units, weighted_examples
 
 
@@ -103,16 +103,32 @@ class ConvTerm(Term):
         )[1]
         return gradient
 
+    def without(self, gram: bool) -> bool:
+        """Whether the ghost identity is cheaper."""
+        return self.ghost_gram if gram else self.ghost
+
     def dense(self, start: int, stop: int) -> Tensor:
-        """Return the classes' weight gradients: batched products of rows, or one ordinary gradient per class."""
+        """Return the classes' weight gradients."""
+        out = self.b.new_empty(stop - start, *self.shape)
+        self._fill(out, start, stop)
+        return out
+
+    def fill(self, out: Tensor) -> None:
+        """Write the weight gradients of all classes."""
+        self._fill(out, 0, self.classes)
+
+    def _fill(self, out: Tensor, start: int, stop: int) -> None:
+        """Write batched products of rows, or one ordinary gradient per class."""
         if self.by_rows:
-            parts = [class_products(*self._rows(i, j), self.layout.sizes[i:j]) for i, j in self._parts(start, stop)]
-            return torch.cat(parts).view(-1, *self.shape)
-        out = self.b.new_zeros(stop - start, *self.shape)
+            for i, j in self._parts(start, stop):
+                part = out[i - start : j - start].flatten(2) if j > i else out[:0]
+                class_products(*self._rows(i, j), self.layout.sizes[i:j], part)
+            return
         for slot, (first, last) in zip(out, self.layout.bounds[start:stop], strict=True):
             if last > first:
                 slot.copy_(self._gradient(self.a[first:last], self.b[first:last]))
-        return out
+            else:
+                slot.zero_()
 
     def _parts(self, start: int, stop: int) -> Iterator[tuple[int, int]]:
         """Split a range of classes so that the rows of a part are no more than should be made at a time."""
@@ -153,7 +169,7 @@ def conv_terms(call: Call, b: Tensor, layout: ClassLayout, memory: Memory, wante
     assert isinstance(module, _ConvNd)
     terms: dict[str, Term] = {}
     if "bias" in wanted:
-        terms["bias"] = Dense(layout.sum(b.flatten(2).sum(2)), memory)
+        terms["bias"] = Sums(b.flatten(2).sum(2), layout, memory)
     if "weight" in wanted:
         a = layout.group(call.input.to(b.dtype))
         padding = cast(tuple[int, ...], module.padding)

@@ -10,7 +10,7 @@ from classgrad.gradients._cost import ghost_is_cheaper
 from classgrad.gradients._layout import ClassLayout
 from classgrad.gradients._products import class_products, ghost_gram, ghost_square_norms
 from classgrad.gradients._registry import LayerRule, add_rule, leading
-from classgrad.gradients._terms import Dense, Memory, Term, promote, weigh
+from classgrad.gradients._terms import Memory, Sums, Term, promote, weigh
 
 
 class RowsTerm(Term):
@@ -31,6 +31,14 @@ class RowsTerm(Term):
         return class_products(self.a[first:last], self.b[first:last], self.layout.sizes[start:stop]).view(
             -1, *self.shape
         )
+
+    def without(self, gram: bool) -> bool:
+        """Whether the ghost identity is cheaper."""
+        return self.ghost_gram if gram else self.ghost
+
+    def fill(self, out: Tensor) -> None:
+        """Write the classes' sums of outer products."""
+        class_products(self.a, self.b, self.layout.sizes, out.flatten(2))
 
     def weighted(self, weights: Tensor, finite: bool) -> Tensor:
         """Return one ordinary weight gradient with b scaled by the weights."""
@@ -85,7 +93,7 @@ def linear_terms(call: Call, b: Tensor, layout: ClassLayout, memory: Memory, wan
     b = b.reshape(len(b), -1, b.shape[-1])
     terms: dict[str, Term] = {}
     if "bias" in wanted:
-        terms["bias"] = Dense(layout.sum(b.sum(1) if b.shape[1] > 1 else b[:, 0]), memory)
+        terms["bias"] = Sums(b.sum(1) if b.shape[1] > 1 else b[:, 0], layout, memory)
     if "weight" in wanted:
         a = call.input.reshape(len(b), -1, call.input.shape[-1]).to(b.dtype)
         terms["weight"] = RowsTerm(layout.group(a), layout.group(b), layout, module.weight.shape, memory)

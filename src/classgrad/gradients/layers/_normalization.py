@@ -13,7 +13,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from classgrad.gradients._capture import Call
 from classgrad.gradients._layout import ClassLayout
 from classgrad.gradients._registry import LayerRule, add_rule, leading
-from classgrad.gradients._terms import Dense, Memory, Term, promote
+from classgrad.gradients._terms import Memory, Sums, Term, promote
 
 PerExampleSums = Callable[[Call, Tensor, frozenset[str]], dict[str, Tensor]]
 
@@ -27,7 +27,7 @@ def _rule(
 
     def terms(call: Call, b: Tensor, layout: ClassLayout, memory: Memory, wanted: frozenset[str]) -> dict[str, Term]:
         per_example = sums(call, promote(b), wanted)
-        return {name: Dense(layout.sum(per_example[name]), memory) for name in wanted}
+        return {name: Sums(per_example[name], layout, memory) for name in wanted}
 
     return LayerRule(parameters, terms, applies)
 
