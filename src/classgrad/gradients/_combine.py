@@ -66,7 +66,8 @@ def combine(
     """
     packs = pack(terms) if rule.per == "model" else [Pack(term, {p: 0}) for p, term in terms.items()]
     owners = [scopes[next(iter(each.columns))] for each in packs]
-    sums = _sums_by_scope([each.term for each in packs], owners, scopes, losses, "gram" if wishes.gram or "gram" in rule.needs else "norms")
+    kind = "gram" if wishes.gram or "gram" in rule.needs else "norms"
+    sums = _sums_by_scope([each.term for each in packs], owners, scopes, losses, kind)
     sums = sums / (factor * factor)
     gram = sums if sums.dim() == 3 else None
     squares = sums if gram is None else sums.diagonal(dim1=1, dim2=2)

@@ -17,7 +17,7 @@ from classgrad.gradients._graph import Graph
 from classgrad.gradients._joint import joint_terms
 from classgrad.gradients._layout import ClassLayout
 from classgrad.gradients._registry import rule_of
-from classgrad.gradients._terms import Memory
+from classgrad.gradients._terms import Memory, Scratch
 
 Engine = Literal["auto", "fused", "joint", "split"]
 
@@ -46,6 +46,7 @@ class Engines:
         self._mixers: dict[tuple[object, ...], str | None] = {}
         self._ends: dict[tuple[int, ...], set[int]] = {}
         self._warned: set[str] = set()
+        self._scratch = Scratch()
         self._capture = Capture(model.modules() if self.fused else (), _has_rule)
 
     def close(self) -> None:
@@ -77,7 +78,7 @@ class Engines:
         keep_graph: bool = False,
     ) -> Terms:
         """Return ``seed`` times the sums of the example gradients of each class."""
-        memory = Memory(self.max_memory)
+        memory = Memory(self.max_memory, self._scratch)
         if plan is None:
             return joint_terms(losses, layout, parameters, seed, memory, keep_graph)
         return fused_terms(losses, layout, plan.calls, plan.ends, parameters, plan.rest, seed, memory, gram, keep_graph)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 
@@ -11,17 +12,34 @@ from torch import Tensor
 from classgrad.gradients._layout import ClassLayout
 from classgrad.gradients._sheet import Block, Sheet
 
-
 _SMALL = 2**14
 """Elements up to which gradients by example are put side by side: copying them costs less than a sum of their own."""
 
 
-class Memory:
-    """The bytes that class gradients may take, shared by the terms of a step."""
+class Scratch:
+    """Places to work in, kept from step to step: a CPU takes longer to hand out fresh memory than to fill it."""
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self) -> None:
+        self._places: dict[object, Tensor] = {}
+
+    def place(self, use: str, shape: Sequence[int], like: Tensor) -> Tensor:
+        """Return an unfilled tensor that is good until the same use asks again."""
+        if like.device.type != "cpu":
+            return like.new_empty(shape)
+        key = (use, like.dtype)
+        size = math.prod(shape)
+        if key not in self._places or len(self._places[key]) < size:
+            self._places[key] = like.new_empty(size)
+        return self._places[key][:size].view(*shape)
+
+
+class Memory:
+    """The bytes that class gradients may take, shared by the terms of a step, and the place they work in."""
+
+    def __init__(self, limit: int, scratch: Scratch | None = None) -> None:
         self.limit = limit
         self.left = limit
+        self.scratch = scratch or Scratch()
 
     def take(self, size: int) -> bool:
         """Reserve ``size`` bytes if they are left."""
