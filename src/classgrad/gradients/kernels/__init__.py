@@ -20,6 +20,7 @@ from torch import Tensor
 
 if TYPE_CHECKING:
     from classgrad.gradients.kernels._class_sums import class_channel_sums, class_row_sums
+    from classgrad.gradients.kernels._combination import row_square_norms, weighted_sum
     from classgrad.gradients.kernels._group_norm import group_norm_backward, group_norm_sums
     from classgrad.gradients.kernels._layer_norm import layer_norm_backward, rms_norm_backward
     from classgrad.gradients.kernels._segments import Segments
@@ -32,6 +33,8 @@ _HOMES = {
     "group_norm_sums": "_group_norm",
     "layer_norm_backward": "_layer_norm",
     "rms_norm_backward": "_layer_norm",
+    "row_square_norms": "_combination",
+    "weighted_sum": "_combination",
 }
 
 __all__ = [
@@ -43,6 +46,8 @@ __all__ = [
     "group_norm_sums",
     "layer_norm_backward",
     "rms_norm_backward",
+    "row_square_norms",
+    "weighted_sum",
 ]
 
 
