@@ -19,18 +19,30 @@ from classgrad._errors import InputError
 class Call:
     """One call of a layer in a forward pass: its module as it was then, and what went in."""
 
-    __slots__ = ("__weakref__", "inputs", "kwargs", "module", "parameters", "saved", "shape", "training", "versions")
+    __slots__ = (
+        "__weakref__",
+        "inputs",
+        "kwargs",
+        "module",
+        "parameters",
+        "saved",
+        "shape",
+        "sink",
+        "training",
+        "versions",
+    )
 
     def __init__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> None:
         self.module = module
         self.training = module.training
         # Those that were in use: torch.func.functional_call and the like put others in their place for a while.
         self.parameters = {name: p for name, p in module._parameters.items() if p is not None and p.requires_grad}
-        self.inputs = tuple(v.detach() if isinstance(v, Tensor) else v for v in args)
-        self.kwargs = {k: v.detach() if isinstance(v, Tensor) else v for k, v in kwargs.items()}
+        self.inputs = args
+        self.kwargs = kwargs
         self.versions = [v._version for v in self._tensors()]
         self.shape = output.shape
-        self.saved = _saved_statistics(output)
+        self.saved = _saved_statistics(output) if isinstance(module, (nn.GroupNorm, nn.LayerNorm)) else None
+        self.sink: Callable[[Tensor], None] | None = None  # where the output's gradient is to go in the step
 
     def _tensors(self) -> Iterable[Tensor]:
         return (v for v in (*self.inputs, *self.kwargs.values()) if isinstance(v, Tensor))
@@ -44,6 +56,10 @@ class Call:
         """The layer's first input, whatever its forward calls it."""
         value: Tensor = self.argument(0, "input", next(iter(self.kwargs.values()), None))
         return value
+
+    def release(self) -> None:
+        """Let go of what went in: the step has made use of it."""
+        self.inputs, self.kwargs, self.saved = (), {}, None
 
     def modified(self) -> bool:
         """Whether an input was changed in place since, so that the layer's gradient can no longer be had from it."""
@@ -73,7 +89,10 @@ class _Tap(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        """Return the gradient."""
+        """Return the gradient, after it went where the step wants it."""
+        sink = None if ctx.call is None else ctx.call.sink
+        if sink is not None:
+            sink(gradient)
         return gradient, None
 
 

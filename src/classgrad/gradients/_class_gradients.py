@@ -102,6 +102,7 @@ class ClassGradients:
         self._scaler: GradScaler | None = None
         self._reference: Reference | None = None
         self._sparse = sparse_parameters(model)
+        self._forms: dict[int, list[tuple[int, int]]] = {}
         weakref.finalize(self, self._engines.abandon)
 
     def __enter__(self) -> ClassGradients:
@@ -150,7 +151,7 @@ class ClassGradients:
             if self._streams(plan, layout):
                 return write(*self._stream_classes(losses, layout, scale), self._sparse, scaler, scale)
             step, direction = combine(
-                self._engines.terms(losses, layout, plan, parameters, scale / layout.examples),
+                self._engines.terms(losses, layout, plan, parameters, scale / layout.examples, gram=self._asks_gram),
                 scope_of(parameters, self.model, self.rule),
                 self.rule,
                 f,
@@ -316,7 +317,7 @@ class ClassGradients:
     def _graph(self, losses: Tensor) -> Iterator[Graph]:
         """Read the graph of a step; no gradients and no autocast while it is worked on, and no trace of it after."""
         with torch.no_grad(), torch.autocast(losses.device.type, enabled=False):
-            graph = read_graph(losses)
+            graph = read_graph(losses, self._forms)
             try:
                 yield graph
             finally:
@@ -371,6 +372,10 @@ class ClassGradients:
         for position, (label, gradients) in enumerate(zip(layout.classes.tolist(), passes, strict=True)):
             stream.add(label, losses[layout.index == position], gradients, scale)
         return stream.finish()
+
+    @property
+    def _asks_gram(self) -> bool:
+        return self._wishes.gram or "gram" in self.rule.needs
 
     def _plain(self, f: Tensor) -> bool:
         """Whether nothing needs the classes told apart, so that one ordinary backward pass will do."""

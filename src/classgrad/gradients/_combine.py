@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from classgrad._errors import InputError
 from classgrad.gradients._layout import ClassLayout
-from classgrad.gradients._pack import Packed, pack, unpack
+from classgrad.gradients._pack import Pack, pack
 from classgrad.gradients._step import Step
 from classgrad.gradients._terms import Term
 from classgrad.rules import ClassStatistics, Rule
@@ -64,8 +64,10 @@ def combine(
     ``losses`` are f^(l); ``terms`` hold ``factor`` times the class gradients; the direction comes back times
     ``target``.
     """
-    packed: Packed = pack(terms) if rule.per == "model" else {(p,): term for p, term in terms.items()}
-    sums = _sums_by_scope(packed, scopes, losses, "gram" if wishes.gram or "gram" in rule.needs else "norms")
+    packs = pack(terms) if rule.per == "model" else [Pack(term, {p: 0}) for p, term in terms.items()]
+    owners = [scopes[next(iter(each.columns))] for each in packs]
+    kind = "gram" if wishes.gram or "gram" in rule.needs else "norms"
+    sums = _sums_by_scope([each.term for each in packs], owners, scopes, losses, kind)
     sums = sums / (factor * factor)
     gram = sums if sums.dim() == 3 else None
     squares = sums if gram is None else sums.diagonal(dim1=1, dim2=2)
@@ -93,8 +95,10 @@ def combine(
     refuse(step, wishes)
     scaled = weights * (target / factor)
     known_finite = not finite.is_cuda and bool(finite.all())  # a GPU is not waited for to find out
-    directions = {group: term.weighted(scaled[scopes[group[0]]], known_finite) for group, term in packed.items()}
-    return step, unpack(directions)
+    directions: dict[nn.Parameter, Tensor] = {}
+    for each, owner in zip(packs, owners, strict=True):
+        directions |= each.parts(each.term.weighted(scaled[owner], known_finite))
+    return step, directions
 
 
 def weigh_blindly(rule: Rule, losses: Tensor, layout: ClassLayout, finite: Tensor) -> Step:
@@ -119,16 +123,16 @@ def refuse(step: Step, wishes: Wishes) -> None:
             )
 
 
-def _sums_by_scope(terms: Packed, scopes: Scopes, losses: Tensor, kind: str) -> Tensor:
-    """Return Σ over each scope's parameters of the squared norms (S, L) or the Gram matrices (S, L, L)."""
-    values = [term.gram() if kind == "gram" else term.square_norms() for term in terms.values()]
+def _sums_by_scope(terms: Sequence[Term], owners: Sequence[int], scopes: Scopes, losses: Tensor, kind: str) -> Tensor:
+    """Return Σ over each scope's terms of the squared norms (S, L) or the Gram matrices (S, L, L)."""
+    values = [term.gram() if kind == "gram" else term.square_norms() for term in terms]
     count = max(scopes.values(), default=0) + 1
     if not values:
         return losses.new_zeros(count, *losses.shape * (2 if kind == "gram" else 1))
     stacked = torch.stack(values)
     if count == 1:
         return stacked.sum(0, keepdim=True)
-    index = torch.tensor([scopes[group[0]] for group in terms], device=stacked.device)
+    index = torch.tensor(owners, device=stacked.device)
     return stacked.new_zeros(count, *stacked.shape[1:]).index_add_(0, index, stacked)
 
 

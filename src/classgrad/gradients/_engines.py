@@ -17,7 +17,7 @@ from classgrad.gradients._graph import Graph
 from classgrad.gradients._joint import joint_terms
 from classgrad.gradients._layout import ClassLayout
 from classgrad.gradients._registry import rule_of
-from classgrad.gradients._terms import Memory
+from classgrad.gradients._terms import Memory, Scratch
 
 Engine = Literal["auto", "fused", "joint", "split"]
 
@@ -28,6 +28,8 @@ class Plan:
 
     calls: Calls
     """The layer calls that a rule applies to."""
+    ends: Calls
+    """How far a backward pass has to go to come by all of them."""
     rest: frozenset[int]
     """Ids of parameters that need a backward pass per class, for themselves alone."""
 
@@ -42,7 +44,9 @@ class Engines:
         self.mixing = tuple(mixing)
         self.names: dict[nn.Module, str] = {module: name or "the model" for name, module in model.named_modules()}
         self._mixers: dict[tuple[object, ...], str | None] = {}
+        self._ends: dict[tuple[int, ...], set[int]] = {}
         self._warned: set[str] = set()
+        self._scratch = Scratch()
         self._capture = Capture(model.modules() if self.fused else (), _has_rule)
 
     def close(self) -> None:
@@ -69,13 +73,15 @@ class Engines:
         plan: Plan | None,
         parameters: Sequence[nn.Parameter],
         seed: Tensor | float,
+        *,
+        gram: bool = False,
         keep_graph: bool = False,
     ) -> Terms:
         """Return ``seed`` times the sums of the example gradients of each class."""
-        memory = Memory(self.max_memory)
+        memory = Memory(self.max_memory, self._scratch)
         if plan is None:
             return joint_terms(losses, layout, parameters, seed, memory, keep_graph)
-        return fused_terms(losses, layout, plan.calls, parameters, plan.rest, seed, memory, keep_graph)
+        return fused_terms(losses, layout, plan.calls, plan.ends, parameters, plan.rest, seed, memory, gram, keep_graph)
 
     def plan(
         self, losses: Tensor, layout: ClassLayout, graph: Graph, parameters: Sequence[nn.Parameter]
@@ -93,7 +99,15 @@ class Engines:
         if mixer is not None:
             self._warn(f"Something after layer {mixer} mixes the examples of a batch", len(layout))
             return None
-        return Plan(calls, uncovered(graph, calls, parameters))
+        return Plan(calls, self._ends_of(graph, calls), uncovered(graph, calls, parameters))
+
+    def _ends_of(self, graph: Graph, calls: Calls) -> Calls:
+        """Return the calls that have no other below them; worked out once for each form of graph."""
+        numbers = {graph.nodes[pair[0].node]: pair for pair in calls}
+        key = (graph.form, *numbers)
+        if key not in self._ends:
+            self._ends[key] = graph.lowest(numbers)
+        return [pair for number, pair in numbers.items() if number in self._ends[key]]
 
     def _audit(self, losses: Tensor, layout: ClassLayout, graph: Graph, calls: Calls) -> str | None:
         """Look for mixing that no layer type tells; costs backward passes, so once for each form of graph."""

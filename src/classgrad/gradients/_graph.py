@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Container
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,42 +20,78 @@ class Graph:
 
     nodes: dict[Any, int]
     """Every node with its number, in the order in which they are met from the losses down."""
+    edges: list[list[int]]
+    """The numbers of the nodes that each passes gradients to."""
     form: int
     """Equal for two graphs of the same operations on the same pattern of edges."""
     uses: Counter[int]
     """How many operations use each parameter, by its id; transposes and casts of it are seen through."""
 
+    def lowest(self, chosen: Container[int]) -> set[int]:
+        """Return those of the chosen nodes below which there is no other: passing through them passes through all."""
+        waiting = Counter(child for children in self.edges for child in children)
+        order = [0] if self.edges else []
+        for number in order:  # parents before children
+            for child in self.edges[number]:
+                waiting[child] -= 1
+                if child >= 0 and not waiting[child]:
+                    order.append(child)
+        above: set[int] = set()
+        for number in reversed(order):
+            if any(child in above or child in chosen for child in self.edges[number]):
+                above.add(number)
+        return {number for number in order if number in chosen and number not in above}
 
-def read_graph(losses: Tensor) -> Graph:
-    """Walk once through the graph of the losses."""
+
+def read_graph(losses: Tensor, known: dict[int, list[tuple[int, int]]] | None = None) -> Graph:
+    """Walk once through the graph of the losses; ``known`` remembers what follows from the form of a graph."""
     root = losses.grad_fn
     nodes: dict[Any, int] = {} if root is None else {root: 0}
     queue: list[Any] = list(nodes)
-    names: list[str] = []
     edges: list[list[int]] = []
-    for node in queue:
-        names.append(node.name())
-        edges.append([_number(child, nodes, queue) for child, _ in node.next_functions])
+    kinds: list[Any] = []
+    for node in queue:  # hot: at every step, for every operation
+        kind = type(node)
+        kinds.append(kind if kind in _NAMED or _named(node) else node.name())
+        children = []
+        for child, _ in node.next_functions:
+            number = -1
+            if child is not None:
+                number = nodes.setdefault(child, len(nodes))
+                if number == len(queue):
+                    queue.append(child)
+            children.append(number)
+        edges.append(children)
+    form = hash((tuple(kinds), tuple(map(tuple, edges))))
+    users = None if known is None else known.get(form)
+    if users is None:
+        users = _users([node.name() for node in queue], edges)
+        if known is not None:
+            known[form] = users
+    uses = Counter({id(losses): 1})
+    for number, count in users:
+        uses[id(queue[number].variable)] += count
+    return Graph(nodes, edges, form, uses)
+
+
+_NAMED: set[type] = set()
+"""Types of nodes that are known to stand for one operation each, so that its name need not be asked for."""
+
+
+def _named(node: Any) -> bool:
+    if node.name().endswith(type(node).__name__):
+        _NAMED.add(type(node))
+    return type(node) in _NAMED
+
+
+def _users(names: list[str], edges: list[list[int]]) -> list[tuple[int, int]]:
+    """Return the leaves of a graph, each with the number of operations that use it."""
     if any("CheckpointFunction" in name for name in names):
         raise InputError(
             "Gradient checkpointing should use torch.utils.checkpoint with use_reentrant=False; the reentrant kind "
             "hides its layers from autograd."
         )
-    form = hash((tuple(names), tuple(map(tuple, edges))))
-    return Graph(nodes, form, _uses(losses, queue, names, edges))
-
-
-def _number(node: Any, nodes: dict[Any, int], queue: list[Any]) -> int:
-    if node is None:
-        return -1
-    number = nodes.setdefault(node, len(nodes))
-    if number == len(queue):
-        queue.append(node)
-    return number
-
-
-def _uses(losses: Tensor, nodes: list[Any], names: list[str], edges: list[list[int]]) -> Counter[int]:
-    parents: list[list[int]] = [[] for _ in nodes]
+    parents: list[list[int]] = [[] for _ in names]
     for parent, children in enumerate(edges):
         for child in children:
             if child >= 0:
@@ -63,8 +100,4 @@ def _uses(losses: Tensor, nodes: list[Any], names: list[str], edges: list[list[i
     def users(number: int) -> int:
         return sum(users(p) if names[p] in _PASSES_ON and parents[p] else 1 for p in parents[number])
 
-    uses = Counter({id(losses): 1})
-    for number, node in enumerate(nodes):
-        if names[number].endswith("AccumulateGrad"):
-            uses[id(node.variable)] += users(number)
-    return uses
+    return [(number, users(number)) for number, name in enumerate(names) if name.endswith("AccumulateGrad")]

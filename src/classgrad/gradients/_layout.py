@@ -64,16 +64,18 @@ class ClassLayout:
 
     @cached_property
     def _members(self) -> Tensor:
-        return torch.nn.functional.one_hot(self.grouped_index, max(len(self), 1)).T
+        return torch.nn.functional.one_hot(self.index, max(len(self), 1)).T[: len(self)].float()
 
     def members(self, dtype: torch.dtype) -> Tensor:
-        """Return the (classes x examples) matrix of ones that sums grouped examples by class."""
-        return self._members[: len(self)].to(dtype)
+        """Return the (classes x examples) matrix of ones that sums the batch by class."""
+        return self._members.to(dtype)
 
     def sum(self, values: Tensor) -> Tensor:
         """Sum per-example values, in the order of the batch, by class: (N, ...) to (L, ...)."""
         if values.is_cuda:  # index_add is not deterministic there
-            rows = self.group(values).reshape(len(values), -1)
+            if self.order is None and self.equal:
+                return values.view(len(self), self.equal, *values.shape[1:]).sum(1)
+            rows = values.reshape(len(values), -1)
             return (self.members(values.dtype) @ rows).view(len(self), *values.shape[1:])
         return values.new_zeros(len(self), *values.shape[1:]).index_add_(0, self.index, values)
 

@@ -1,39 +1,39 @@
-"""Small class gradients side by side, so that many little operations become few."""
+"""The terms of a step, with those that lie side by side on a sheet taken as one."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
-import torch
 from torch import Tensor, nn
 
-from classgrad.gradients._terms import Dense, Term, promote, rows
-
-_SMALL = 2**14
-"""Elements up to which a parameter is packed: copying it costs less than an operation of its own."""
-
-Packed = dict[tuple[nn.Parameter, ...], Term]
+from classgrad.gradients._terms import Dense, Term
 
 
-def pack(terms: Mapping[nn.Parameter, Term]) -> Packed:
-    """Return the terms with those of small parameters, of the same type and device, joined to one."""
-    groups: dict[object, list[nn.Parameter]] = {}
+@dataclass(frozen=True)
+class Pack:
+    """Parameters whose class gradients one term holds, each from a column of its own on."""
+
+    term: Term
+    columns: dict[nn.Parameter, int]
+
+    def parts(self, direction: Tensor) -> dict[nn.Parameter, Tensor]:
+        """Return the direction of each parameter from that of all of them."""
+        if len(self.columns) == 1 and direction.shape == next(iter(self.columns)).shape:
+            return dict.fromkeys(self.columns, direction)
+        flat = direction.reshape(-1)
+        return {p: flat[column : column + p.numel()].view(p.shape) for p, column in self.columns.items()}
+
+
+def pack(terms: Mapping[nn.Parameter, Term]) -> list[Pack]:
+    """Return one pack for each block of a sheet and for each term that is on none."""
+    packs: dict[object, Pack] = {}
     for p, term in terms.items():
-        kept = term.kept
-        small = isinstance(term, Dense) and term.shape.numel() <= _SMALL
-        groups.setdefault((promote(kept[:0]).dtype, kept.device) if small and kept is not None else p, []).append(p)
-    return {tuple(group): terms[group[0]] if len(group) == 1 else _join(group, terms) for group in groups.values()}
-
-
-def _join(group: list[nn.Parameter], terms: Mapping[nn.Parameter, Term]) -> Term:
-    kept = [terms[p].kept for p in group]
-    return Dense(torch.cat([rows(k) for k in kept if k is not None], 1), terms[group[0]].memory)
-
-
-def unpack(directions: Mapping[tuple[nn.Parameter, ...], Tensor]) -> dict[nn.Parameter, Tensor]:
-    """Return the direction of each parameter."""
-    out = {}
-    for group, direction in directions.items():
-        parts = [direction] if len(group) == 1 else torch.split(direction, [p.numel() for p in group])
-        out.update({p: part.view(p.shape) for p, part in zip(group, parts, strict=True)})
-    return out
+        block = term.block if isinstance(term, Dense) else None
+        if block is None:
+            packs[p] = Pack(term, {p: 0})
+        elif id(block) in packs:
+            packs[id(block)].columns[p] = term.column  # type: ignore[attr-defined]
+        else:
+            packs[id(block)] = Pack(Dense(block.filled, term.memory), {p: term.column})  # type: ignore[attr-defined]
+    return list(packs.values())

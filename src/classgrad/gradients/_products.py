@@ -19,16 +19,41 @@ from classgrad.gradients._terms import promote
 _GRAM_ROWS = 4096
 """Rows of the ghost Gram made at a time."""
 
+_TILE, _UNITS, _LEAST_ROWS = 64, 512, 128
+"""Of a GPU: elements on a side of a tile, tiles that keep it busy, rows that are worth a part of their own."""
 
-def class_products(a: Tensor, b: Tensor, sizes: Sequence[int]) -> Tensor:
-    """Return Σ b_iᵀ a_i for each class: (L, O, D)."""
+
+def class_products(a: Tensor, b: Tensor, sizes: Sequence[int], out: Tensor | None = None) -> Tensor:
+    """Return Σ b_iᵀ a_i for each class, (L, O, D), in ``out`` if it is given."""
+    if out is None:
+        out = a.new_empty(len(sizes), b.shape[2], a.shape[2])
+    if out.dtype != a.dtype:
+        return out.copy_(class_products(a, b, sizes))
     if _equal(sizes):
         left, right = (v.reshape(len(sizes), -1, v.shape[2]) for v in (a, b))
-        return right.mT @ left
-    out = a.new_zeros(len(sizes), b.shape[2], a.shape[2])
+        parts = _parts(left, right)
+        if parts == 1:
+            return torch.bmm(right.mT, left, out=out)
+        left, right = (v.reshape(len(sizes) * parts, -1, v.shape[2]) for v in (left, right))
+        return torch.sum((right.mT @ left).view(len(sizes), parts, *out.shape[1:]), 1, out=out)
     for slot, left, right in zip(out, *_classes(a, b, sizes), strict=True):
         torch.mm(right.T, left, out=slot)
     return out
+
+
+def _parts(a: Tensor, b: Tensor) -> int:
+    """Return into how many parts the rows of each class should be split and their products added.
+
+    A GPU gives each tile of a product to one of its units, which goes through all rows: few tiles leave most idle.
+    """
+    classes, rows = a.shape[:2]
+    if not a.is_cuda:
+        return 1
+    tiles = classes * -(-a.shape[2] // _TILE) * -(-b.shape[2] // _TILE)
+    parts = 1
+    while 2 * parts * tiles <= _UNITS and rows % (2 * parts) == 0 and rows // (2 * parts) >= _LEAST_ROWS:
+        parts *= 2
+    return parts
 
 
 def ghost_square_norms(a: Tensor, b: Tensor, sizes: Sequence[int], limit: int) -> Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from classgrad._errors import InputError
 from classgrad.gradients._capture import Call
 from classgrad.gradients._layout import ClassLayout
-from classgrad.gradients._terms import Dense, Memory, Term
+from classgrad.gradients._terms import Memory, Sums, Term
 
 PerExample = Callable[[nn.Module, Tensor, Tensor], Mapping[str, Tensor]]
 
@@ -80,6 +80,6 @@ def register_layer(layer: type[nn.Module], per_example: PerExample, parameters: 
                     f"The layer rule of {layer.__name__} should return per-example gradients of `{name}` with shape "
                     f"{expected}. Found {None if found is None else tuple(found.shape)}."
                 )
-        return {name: Dense(layout.sum(gradients[name]), memory) for name in wanted}
+        return {name: Sums(gradients[name], layout, memory) for name in wanted}
 
     add_rule(layer, LayerRule(tuple(parameters), terms, leading))

@@ -2,19 +2,44 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
 
+from classgrad.gradients._layout import ClassLayout
+from classgrad.gradients._sheet import Block, Sheet
+
+_SMALL = 2**14
+"""Elements up to which gradients by example are put side by side: copying them costs less than a sum of their own."""
+
+
+class Scratch:
+    """Places to work in, kept from step to step: a CPU takes longer to hand out fresh memory than to fill it."""
+
+    def __init__(self) -> None:
+        self._places: dict[object, Tensor] = {}
+
+    def place(self, use: str, shape: Sequence[int], like: Tensor) -> Tensor:
+        """Return an unfilled tensor that is good until the same use asks again."""
+        if like.device.type != "cpu":
+            return like.new_empty(shape)
+        key = (use, like.dtype)
+        size = math.prod(shape)
+        if key not in self._places or len(self._places[key]) < size:
+            self._places[key] = like.new_empty(size)
+        return self._places[key][:size].view(*shape)
+
 
 class Memory:
-    """The bytes that class gradients may take, shared by the terms of a step."""
+    """The bytes that class gradients may take, shared by the terms of a step, and the place they work in."""
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, scratch: Scratch | None = None) -> None:
         self.limit = limit
         self.left = limit
+        self.scratch = scratch or Scratch()
 
     def take(self, size: int) -> bool:
         """Reserve ``size`` bytes if they are left."""
@@ -67,6 +92,25 @@ class Term(ABC):
             self._kept = self.dense(0, self.classes)
         return self._kept
 
+    def without(self, gram: bool) -> bool:
+        """Whether norms (or the Gram matrix) are had more cheaply without making the class gradients."""
+        return False
+
+    def fill(self, out: Tensor) -> None:
+        """Write the class gradients into an (L, *shape) tensor, whatever is in it."""
+        out.copy_(self.dense(0, self.classes))
+
+    def settle(self, sheet: Sheet, like: Tensor, gram: bool) -> Term:
+        """Return the class gradients on the sheet, so that what they are made of can be let go; or just this term.
+
+        It stays as it is where they are better not made, or memory does not allow for it.
+        """
+        if self.without(gram) or not self.memory.take(self.classes * self.bytes_per_class):
+            return self
+        out, block, column = sheet.place(self.shape, promote(like))
+        self.fill(out)
+        return Dense(out, self.memory, block, column)
+
     def square_norms(self) -> Tensor:
         """Return ‖g_l‖² for each class, in float64 where the gradients are."""
         return torch.cat([torch.linalg.vector_norm(rows(part), dim=1).square() for _, part in self._chunks()])
@@ -110,11 +154,13 @@ def rows(values: Tensor) -> Tensor:
 
 
 class Dense(Term):
-    """Class gradients that are held as they are."""
+    """Class gradients that are held as they are, on a block of a sheet from ``column`` on or by themselves."""
 
-    def __init__(self, gradients: Tensor, memory: Memory) -> None:
+    def __init__(self, gradients: Tensor, memory: Memory, block: Block | None = None, column: int = 0) -> None:
         super().__init__(len(gradients), gradients.shape[1:], gradients.dtype, memory)
         self._kept = gradients
+        self.block = block
+        self.column = column
 
     def dense(self, start: int, stop: int) -> Tensor:
         """Return a view."""
@@ -134,6 +180,42 @@ def weigh(weights: Tensor, gradients: Tensor, finite: bool) -> Tensor:
     if not finite:
         values = values.where((weights != 0)[:, None], values.new_zeros(()))
     return (weights @ values).view(gradients.shape[1:])
+
+
+class Sums(Term):
+    """Gradients of every example by itself, (N, *shape), in the order of the batch: for parameters of few elements."""
+
+    def __init__(self, values: Tensor, layout: ClassLayout, memory: Memory) -> None:
+        super().__init__(len(layout), values.shape[1:], values.dtype, memory)
+        self.values = values
+        self.layout = layout
+
+    def settle(self, sheet: Sheet, like: Tensor, gram: bool) -> Term:
+        """Leave small ones to be summed all at once; see :func:`sum_together`."""
+        return self if self.shape.numel() <= _SMALL else super().settle(sheet, like, gram)
+
+    def dense(self, start: int, stop: int) -> Tensor:
+        """Return the sums by class."""
+        return self.layout.sum(self.values)[start:stop]
+
+    def weighted(self, weights: Tensor, finite: bool) -> Tensor:
+        """Return the weighted sum of the sums."""
+        return weigh(weights, self.dense(0, self.classes), finite)
+
+
+def sum_together(terms: Sequence[Sums]) -> list[Dense]:
+    """Sum many small gradients by class in one operation, on a block of their own."""
+    first = terms[0]
+    rows_ = torch.cat([rows(term.values) for term in terms], 1)
+    block = Block(first.layout.sum(rows_), rows_.shape[1])
+    out = []
+    column = 0
+    for term in terms:
+        size = term.shape.numel()
+        gradients = block.rows[:, column : column + size].view(term.classes, *term.shape)
+        out.append(Dense(gradients, term.memory, block, column))
+        column += size
+    return out
 
 
 class Total(Term):

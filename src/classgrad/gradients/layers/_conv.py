@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import Any, cast
 
 import torch
@@ -12,12 +11,12 @@ from torch.nn import functional as F
 from torch.nn.modules.conv import _ConvNd
 
 from classgrad.gradients._capture import Call
-from classgrad.gradients._cost import ghost_is_cheaper, rates, rows_are_cheaper
+from classgrad.gradients._cost import ghost_is_cheaper, rows_are_cheaper
 from classgrad.gradients._layout import ClassLayout
 from classgrad.gradients._products import class_products, ghost_gram, ghost_square_norms
 from classgrad.gradients._registry import LayerRule, add_rule
-from classgrad.gradients._terms import Dense, Memory, Term, weigh
-from classgrad.gradients.layers._linear import in_units, weighted_examples
+from classgrad.gradients._terms import Memory, Sums, Term, weigh
+from classgrad.gradients.layers._linear import ExamplesTerm, in_units, weighted_examples
 
 
 def windows(x: Tensor, size: torch.Size, module: _ConvNd) -> Tensor:
@@ -37,8 +36,8 @@ def windows(x: Tensor, size: torch.Size, module: _ConvNd) -> Tensor:
     return view.reshape(len(x), math.prod(size), x.shape[1] * math.prod(module.kernel_size))
 
 
-class ConvTerm(Term):
-    """A convolution's weight, from its input a and output gradient b grouped by class.
+class ConvTerm(ExamplesTerm):
+    """A convolution's weight, from its input a and output gradient b.
 
     The kernel slides over one side and the other has one row per position: a and b, or b and a if transposed.
     """
@@ -46,26 +45,20 @@ class ConvTerm(Term):
     def __init__(
         self, module: _ConvNd, a: Tensor, b: Tensor, padding: tuple[int, ...], layout: ClassLayout, memory: Memory
     ) -> None:
-        super().__init__(len(layout), module.weight.shape, b.dtype, memory)
-        self.module = module
-        self.layout = layout
-        self.a = a
-        self.b = b
-        self.padding = padding
         inner, outer = module.weight.shape[1:].numel(), module.weight.shape[0]
         positions = (a if module.transposed else b).shape[2:].numel()
+        super().__init__(a, b, layout, module.weight.shape, memory, positions * inner * a.element_size())
+        self.module = module
+        self.padding = padding
         plain = module.groups == 1
         cost = (positions, inner, outer, layout, a.device.type)
         self.ghost = plain and ghost_is_cheaper(*cost)
         self.ghost_gram = plain and ghost_is_cheaper(*cost, gram=True)
         self.by_rows = plain and rows_are_cheaper(*cost)
-        per_example = positions * inner * a.element_size()
-        self._examples_at_a_time = max(1, rates(a.device.type).rows_bytes // max(1, per_example))
 
     def _rows(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
         """Return a range of classes as rows, (N, positions, channels × kernel) and (N, positions, channels)."""
-        first, last = self.layout.span(start, stop)
-        a, b = self.a[first:last], self.b[first:last]
+        a, b = self.grouped(start, stop)
         slid, rows = (b, a) if self.module.transposed else (a, b)
         if any(self.padding):
             slid = F.pad(slid, [p for p in reversed(self.padding) for _ in range(2)])
@@ -103,27 +96,32 @@ class ConvTerm(Term):
         )[1]
         return gradient
 
+    def without(self, gram: bool) -> bool:
+        """Whether the ghost identity is cheaper."""
+        return self.ghost_gram if gram else self.ghost
+
     def dense(self, start: int, stop: int) -> Tensor:
-        """Return the classes' weight gradients: batched products of rows, or one ordinary gradient per class."""
-        if self.by_rows:
-            parts = [class_products(*self._rows(i, j), self.layout.sizes[i:j]) for i, j in self._parts(start, stop)]
-            return torch.cat(parts).view(-1, *self.shape)
-        out = self.b.new_zeros(stop - start, *self.shape)
-        for slot, (first, last) in zip(out, self.layout.bounds[start:stop], strict=True):
-            if last > first:
-                slot.copy_(self._gradient(self.a[first:last], self.b[first:last]))
+        """Return the classes' weight gradients."""
+        out = self.b.new_empty(stop - start, *self.shape)
+        self._fill(out, start, stop)
         return out
 
-    def _parts(self, start: int, stop: int) -> Iterator[tuple[int, int]]:
-        """Split a range of classes so that the rows of a part are no more than should be made at a time."""
-        first = start
-        examples = 0
-        for position in range(start, stop):
-            examples += self.layout.sizes[position]
-            if examples > self._examples_at_a_time and position > first:
-                yield first, position
-                first, examples = position, self.layout.sizes[position]
-        yield first, stop
+    def fill(self, out: Tensor) -> None:
+        """Write the weight gradients of all classes."""
+        self._fill(out, 0, self.classes)
+
+    def _fill(self, out: Tensor, start: int, stop: int) -> None:
+        """Write batched products of rows, or one ordinary gradient per class."""
+        if self.by_rows:
+            for i, j in self.parts(start, stop):
+                part = out[i - start : j - start].flatten(2) if j > i else out[:0]
+                class_products(*self._rows(i, j), self.layout.sizes[i:j], part)
+            return
+        for slot, position in zip(out, range(start, stop), strict=True):
+            if self.layout.sizes[position]:
+                slot.copy_(self._gradient(*self.grouped(position, position + 1)))
+            else:
+                slot.zero_()
 
     def weighted(self, weights: Tensor, finite: bool) -> Tensor:
         """Return one ordinary weight gradient with b scaled by the weights."""
@@ -135,7 +133,7 @@ class ConvTerm(Term):
     def square_norms(self) -> Tensor:
         """Return the squared norms, by the ghost identity where that is cheaper."""
         if self.ghost:
-            parts = self._parts(0, self.classes)
+            parts = self.parts(0, self.classes)
             limit, sizes = self.memory.limit, self.layout.sizes
             return torch.cat([ghost_square_norms(*self._rows(i, j), sizes[i:j], limit) for i, j in parts])
         return super().square_norms()
@@ -153,9 +151,9 @@ def conv_terms(call: Call, b: Tensor, layout: ClassLayout, memory: Memory, wante
     assert isinstance(module, _ConvNd)
     terms: dict[str, Term] = {}
     if "bias" in wanted:
-        terms["bias"] = Dense(layout.sum(b.flatten(2).sum(2)), memory)
+        terms["bias"] = Sums(b.flatten(2).sum(2), layout, memory)
     if "weight" in wanted:
-        a = layout.group(call.input.to(b.dtype))
+        a = call.input.to(b.dtype)
         padding = cast(tuple[int, ...], module.padding)
         pads = module._reversed_padding_repeated_twice
         if not module.transposed and (module.padding_mode != "zeros" or pads[::2] != pads[1::2]):
@@ -163,7 +161,7 @@ def conv_terms(call: Call, b: Tensor, layout: ClassLayout, memory: Memory, wante
             padding = (0,) * len(module.kernel_size)
         elif not module.transposed:
             padding = tuple(pads[::-2])
-        terms["weight"] = ConvTerm(module, a, layout.group(b), padding, layout, memory)
+        terms["weight"] = ConvTerm(module, a, b, padding, layout, memory)
     return terms
 
 

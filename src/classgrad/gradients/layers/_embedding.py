@@ -35,6 +35,10 @@ class LookupTerm(Term):
         self.tokens = distinct % shape[0]
         self.owners = distinct // shape[0]
 
+    def without(self, gram: bool) -> bool:
+        """Return True: the rows that were looked up are all there is."""
+        return True
+
     def dense(self, start: int, stop: int) -> Tensor:
         """Return the tables of a range of classes."""
         chosen = (self.owners >= start) & (self.owners < stop)

@@ -2,35 +2,85 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor, nn
 
 from classgrad.gradients._capture import Call
-from classgrad.gradients._cost import ghost_is_cheaper
+from classgrad.gradients._cost import ghost_is_cheaper, rates
 from classgrad.gradients._layout import ClassLayout
 from classgrad.gradients._products import class_products, ghost_gram, ghost_square_norms
 from classgrad.gradients._registry import LayerRule, add_rule, leading
-from classgrad.gradients._terms import Dense, Memory, Term, promote, weigh
+from classgrad.gradients._terms import Memory, Sums, Term, promote, weigh
 
 
-class RowsTerm(Term):
-    """A weight whose class gradient is Σ_i b_iᵀ a_i over rows a (N, R, D) and b (N, R, O), grouped by class."""
+class ExamplesTerm(Term):
+    """A weight whose class gradients follow from inputs a and output gradients b of its examples, (N, ...) each.
 
-    def __init__(self, a: Tensor, b: Tensor, layout: ClassLayout, shape: torch.Size, memory: Memory) -> None:
+    Both stay in the order of the batch; the examples of some classes at a time are brought into class order.
+    """
+
+    def __init__(
+        self, a: Tensor, b: Tensor, layout: ClassLayout, shape: torch.Size, memory: Memory, example_bytes: int
+    ) -> None:
         super().__init__(len(layout), shape, b.dtype, memory)
         self.a = a
         self.b = b
         self.layout = layout
+        self._at_a_time = max(1, rates(a.device.type).rows_bytes // max(1, example_bytes))
+
+    def grouped(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
+        """Return the examples of a range of classes in class order, good until the next call."""
+        first, last = self.layout.span(start, stop)
+        if self.layout.order is None:
+            return self.a[first:last], self.b[first:last]
+        chosen = self.layout.order[first:last]
+        out = []
+        for use, values in (("a", self.a), ("b", self.b)):
+            place = self.memory.scratch.place(use, (last - first, *values.shape[1:]), values)
+            out.append(torch.index_select(values, 0, chosen, out=place))
+        return out[0], out[1]
+
+    def parts(self, start: int, stop: int) -> Iterator[tuple[int, int]]:
+        """Split a range of classes so that no part has more examples than should be worked on at a time."""
+        first = start
+        examples = 0
+        for position in range(start, stop):
+            examples += self.layout.sizes[position]
+            if examples > self._at_a_time and position > first:
+                yield first, position
+                first, examples = position, self.layout.sizes[position]
+        yield first, stop
+
+
+class RowsTerm(ExamplesTerm):
+    """A weight whose class gradient is Σ_i b_iᵀ a_i over rows a (N, R, D) and b (N, R, O)."""
+
+    def __init__(self, a: Tensor, b: Tensor, layout: ClassLayout, shape: torch.Size, memory: Memory) -> None:
+        row_bytes = (a.shape[2] + b.shape[2]) * a.element_size()
+        super().__init__(a, b, layout, shape, memory, a.shape[1] * row_bytes)
         cost = (a.shape[1], a.shape[2], b.shape[2], layout, a.device.type)
         self.ghost = ghost_is_cheaper(*cost)
         self.ghost_gram = ghost_is_cheaper(*cost, gram=True)
 
     def dense(self, start: int, stop: int) -> Tensor:
         """Return the classes' sums of outer products."""
-        first, last = self.layout.span(start, stop)
-        return class_products(self.a[first:last], self.b[first:last], self.layout.sizes[start:stop]).view(
-            -1, *self.shape
-        )
+        out = self.b.new_empty(stop - start, *self.shape)
+        self._fill(out, start, stop)
+        return out
+
+    def fill(self, out: Tensor) -> None:
+        """Write the sums of outer products of all classes."""
+        self._fill(out, 0, self.classes)
+
+    def _fill(self, out: Tensor, start: int, stop: int) -> None:
+        for i, j in self.parts(start, stop):
+            class_products(*self.grouped(i, j), self.layout.sizes[i:j], out[i - start : j - start])
+
+    def without(self, gram: bool) -> bool:
+        """Whether the ghost identity is cheaper."""
+        return self.ghost_gram if gram else self.ghost
 
     def weighted(self, weights: Tensor, finite: bool) -> Tensor:
         """Return one ordinary weight gradient with b scaled by the weights."""
@@ -42,20 +92,22 @@ class RowsTerm(Term):
     def square_norms(self) -> Tensor:
         """Return the squared norms, by the ghost identity where that is cheaper."""
         if self.ghost:
-            return ghost_square_norms(self.a, self.b, self.layout.sizes, self.memory.limit)
+            limit, sizes = self.memory.limit, self.layout.sizes
+            parts = self.parts(0, self.classes)
+            return torch.cat([ghost_square_norms(*self.grouped(i, j), sizes[i:j], limit) for i, j in parts])
         return super().square_norms()
 
     def gram(self) -> Tensor:
         """Return the Gram matrix, likewise."""
         if self.ghost_gram:
-            return ghost_gram(self.a, self.b, self.layout.sizes)
+            return ghost_gram(*self.grouped(0, self.classes), self.layout.sizes)
         return super().gram()
 
 
 def weighted_examples(
     a: Tensor, b: Tensor, weights: Tensor, layout: ClassLayout, finite: bool
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Return grouped inputs, output gradients times the weight of their class, and the unit of these weights.
+    """Return inputs, output gradients times the weight of their class, and the unit of these weights.
 
     Half precision holds no weight of 1e5 or 1e-8, so there they are counted in units of the largest.
     """
@@ -63,7 +115,7 @@ def weighted_examples(
     if promote(b[:0]).dtype != b.dtype:
         unit = weights.abs().max().clamp_min(torch.finfo(weights.dtype).tiny)
         weights = weights / unit
-    factors = weights.to(b.dtype)[layout.grouped_index]
+    factors = weights.to(b.dtype)[layout.index]
     if not finite:
         a, b = (v.where(_over(factors != 0, v), v.new_zeros(())) for v in (a, b))
     return a, b * _over(factors, b), unit
@@ -85,10 +137,10 @@ def linear_terms(call: Call, b: Tensor, layout: ClassLayout, memory: Memory, wan
     b = b.reshape(len(b), -1, b.shape[-1])
     terms: dict[str, Term] = {}
     if "bias" in wanted:
-        terms["bias"] = Dense(layout.sum(b.sum(1) if b.shape[1] > 1 else b[:, 0]), memory)
+        terms["bias"] = Sums(b.sum(1) if b.shape[1] > 1 else b[:, 0], layout, memory)
     if "weight" in wanted:
         a = call.input.reshape(len(b), -1, call.input.shape[-1]).to(b.dtype)
-        terms["weight"] = RowsTerm(layout.group(a), layout.group(b), layout, module.weight.shape, memory)
+        terms["weight"] = RowsTerm(a, b, layout, module.weight.shape, memory)
     return terms
 
 

@@ -13,7 +13,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from classgrad.gradients._capture import Call
 from classgrad.gradients._layout import ClassLayout
 from classgrad.gradients._registry import LayerRule, add_rule, leading
-from classgrad.gradients._terms import Dense, Memory, Term, promote
+from classgrad.gradients._terms import Memory, Sums, Term, promote
 
 PerExampleSums = Callable[[Call, Tensor, frozenset[str]], dict[str, Tensor]]
 
@@ -27,13 +27,15 @@ def _rule(
 
     def terms(call: Call, b: Tensor, layout: ClassLayout, memory: Memory, wanted: frozenset[str]) -> dict[str, Term]:
         per_example = sums(call, promote(b), wanted)
-        return {name: Dense(layout.sum(per_example[name]), memory) for name in wanted}
+        return {name: Sums(per_example[name], layout, memory) for name in wanted}
 
     return LayerRule(parameters, terms, applies)
 
 
 def _layer_norm(call: Call, b: Tensor, wanted: frozenset[str]) -> dict[str, Tensor]:
     module = cast(nn.LayerNorm, call.module)
+    if call.saved is not None and b.device.type == "cpu" and call.input.dtype == b.dtype:
+        return _layer_norm_by_example(call, b, wanted, *call.saved)
     out = {}
     if "weight" in wanted:
         x = call.input.to(b.dtype)
@@ -46,6 +48,23 @@ def _layer_norm(call: Call, b: Tensor, wanted: frozenset[str]) -> dict[str, Tens
     if "bias" in wanted:
         out["bias"] = _leading_sum(b, len(module.normalized_shape))
     return out
+
+
+def _layer_norm_by_example(
+    call: Call, b: Tensor, wanted: frozenset[str], mean: Tensor, rstd: Tensor
+) -> dict[str, Tensor]:
+    """Let torch's own kernel make the sums, one example at a time: it goes over input and gradient once."""
+    module = cast(nn.LayerNorm, call.module)
+    mask = [False, "weight" in wanted, "bias" in wanted]
+    places = {name: b.new_empty(len(b), *module.normalized_shape) for name in wanted}
+    examples = zip(b, call.input, mean, rstd, strict=True)
+    for i, (row, x, center, scale) in enumerate(examples):
+        found = torch.ops.aten.native_layer_norm_backward(
+            row, x, module.normalized_shape, center, scale, module.weight, module.bias, mask
+        )
+        for name in wanted:
+            places[name][i] = found[1 if name == "weight" else 2]
+    return places
 
 
 def _rms_norm(call: Call, b: Tensor, wanted: frozenset[str]) -> dict[str, Tensor]:

@@ -1,0 +1,58 @@
+"""Class gradients of many parameters side by side, so that many little operations become few."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+_BLOCK = 2**16
+"""Columns of the first block that holds more than one parameter; later ones hold as much as all before them."""
+
+_ALIGNMENT = 8
+"""Elements to whose multiples a parameter starts on a GPU: matrix products are slow elsewhere."""
+
+
+@dataclass
+class Block:
+    """A matrix with a row per class; parameters take columns from the left."""
+
+    rows: Tensor
+    used: int = 0
+
+    @property
+    def filled(self) -> Tensor:
+        """The columns in use."""
+        return self.rows[:, : self.used]
+
+
+class Sheet:
+    """Blocks for the class gradients of up to ``columns`` elements in all."""
+
+    def __init__(self, classes: int, columns: int) -> None:
+        self._classes = classes
+        self._left = columns
+        self._placed = 0
+        self._open: dict[object, Block] = {}
+
+    def place(self, shape: torch.Size, like: Tensor) -> tuple[Tensor, Block, int]:
+        """Return an unfilled (L, *shape) view for a parameter's class gradients, its block and its first column."""
+        size = shape.numel()
+        key = (like.dtype, like.device)
+        block = self._open.get(key)
+        start = 0 if block is None else self._start(block)
+        if block is None or start + size > block.rows.shape[1]:
+            columns = max(size, min(self._left, max(_BLOCK, self._placed)))
+            block = Block(like.new_empty(self._classes, columns))
+            self._open[key] = block
+            start = 0
+        block.rows[:, block.used : start].zero_()
+        block.used = start + size
+        self._left -= size
+        self._placed += size
+        return block.rows[:, start : block.used].view(self._classes, *shape), block, start
+
+    def _start(self, block: Block) -> int:
+        step = _ALIGNMENT if block.rows.is_cuda else 1
+        return -(-block.used // step) * step

@@ -1,0 +1,69 @@
+"""Kernels for CUDA devices, written in Triton, that replace several passes over memory by one.
+
+They compute what the rules in ``layers/`` compute with torch, deterministically: no atomic additions, sums in a fixed
+order, and block sizes from the shapes alone. Triton comes with torch's builds for CUDA and is imported when a kernel is
+first used. ``CLASSGRAD_KERNELS=0`` in the environment switches them off.
+
+Examples are grouped by class; `Segments` says how many belong to each.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from functools import cache
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from classgrad.gradients.kernels._class_sums import class_channel_sums, class_row_sums
+    from classgrad.gradients.kernels._combination import row_square_norms, weighted_sum
+    from classgrad.gradients.kernels._group_norm import group_norm_backward, group_norm_sums
+    from classgrad.gradients.kernels._layer_norm import layer_norm_backward, rms_norm_backward
+    from classgrad.gradients.kernels._segments import Segments
+
+_HOMES = {
+    "Segments": "_segments",
+    "class_channel_sums": "_class_sums",
+    "class_row_sums": "_class_sums",
+    "group_norm_backward": "_group_norm",
+    "group_norm_sums": "_group_norm",
+    "layer_norm_backward": "_layer_norm",
+    "rms_norm_backward": "_layer_norm",
+    "row_square_norms": "_combination",
+    "weighted_sum": "_combination",
+}
+
+__all__ = [
+    "Segments",
+    "available",
+    "class_channel_sums",
+    "class_row_sums",
+    "group_norm_backward",
+    "group_norm_sums",
+    "layer_norm_backward",
+    "rms_norm_backward",
+    "row_square_norms",
+    "weighted_sum",
+]
+
+
+def available(tensor: Tensor) -> bool:
+    """Whether the kernels can take this tensor and are not switched off."""
+    return tensor.is_cuda and tensor.dtype == torch.float32 and _usable(tensor.get_device())
+
+
+@cache
+def _usable(device: int) -> bool:
+    if os.environ.get("CLASSGRAD_KERNELS", "1") == "0" or torch.version.hip is not None:
+        return False
+    return find_spec("triton") is not None and torch.cuda.get_device_capability(device) >= (8, 0)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)

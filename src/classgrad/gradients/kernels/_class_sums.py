@@ -1,0 +1,128 @@
+"""Output gradients summed over positions and examples by class: the class gradients of biases."""
+
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, misc, untyped-decorator"
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from classgrad.gradients.kernels._segments import Segments, locate, location, sum_slots
+
+
+@triton.jit
+def _sum_rows(
+    b,
+    parts,
+    width,
+    row_stride,
+    offsets,
+    classes,
+    rows,
+    uniform,
+    CHUNK: tl.constexpr,
+    UNIFORM: tl.constexpr,
+    CLASSES: tl.constexpr,
+    ROWS: tl.constexpr,
+    WIDTH: tl.constexpr,
+):
+    """Sum rows of channels that lie side by side, one row per position."""
+    slot = tl.program_id(0)
+    _, start, stop = locate(slot, offsets, classes, rows, uniform, CHUNK, UNIFORM, CLASSES)
+    column = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
+    inside = column < width
+    total = tl.zeros((ROWS, WIDTH), tl.float32)
+    for first in range(start, stop, ROWS):
+        row = first + tl.arange(0, ROWS)
+        place = row.to(tl.int64)[:, None] * row_stride + column[None, :]
+        total += tl.load(b + place, mask=(row < stop)[:, None] & inside[None, :], other=0.0)
+    tl.store(parts + slot.to(tl.int64) * width + column, tl.sum(total, 0), mask=inside)
+
+
+@triton.jit
+def _sum_positions(
+    b,
+    parts,
+    width,
+    positions,
+    offsets,
+    classes,
+    rows,
+    uniform,
+    CHUNK: tl.constexpr,
+    UNIFORM: tl.constexpr,
+    CLASSES: tl.constexpr,
+    WIDTH: tl.constexpr,
+    POSITIONS: tl.constexpr,
+):
+    """Sum channels whose positions lie side by side; a chunk is a number of examples."""
+    slot = tl.program_id(0)
+    _, start, stop = locate(slot, offsets, classes, rows, uniform, CHUNK, UNIFORM, CLASSES)
+    channel = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
+    inside = channel < width
+    total = tl.zeros((WIDTH, POSITIONS), tl.float32)
+    for example in range(start, stop):
+        base = (example * width + channel.to(tl.int64)) * positions
+        for first in range(0, positions, POSITIONS):
+            p = first + tl.arange(0, POSITIONS)
+            there = inside[:, None] & (p < positions)[None, :]
+            total += tl.load(b + base[:, None] + p[None, :], mask=there, other=0.0)
+    tl.store(parts + slot.to(tl.int64) * width + channel, tl.sum(total, 1), mask=inside)
+
+
+def class_row_sums(b: Tensor, segments: Segments) -> Tensor:
+    """Sum ``b`` (N, T, O), grouped by class, over the examples and positions of each class: (L, O)."""
+    if b.stride(2) != 1 or b.stride(0) != b.shape[1] * b.stride(1):
+        b = b.contiguous()
+    _, positions, width = b.shape
+    columns = min(128, triton.next_power_of_2(width))
+    block = max(1, 2048 // columns)
+    blocks = triton.cdiv(width, columns)
+    size = block
+    while size < 16 * block and segments.examples * positions * blocks > 1024 * size:
+        size *= 2
+    chunks = segments.cut(positions, size)
+    parts = b.new_empty(chunks.slots, width)
+    if parts.numel():
+        _sum_rows[(chunks.slots, blocks)](
+            b,
+            parts,
+            width,
+            b.stride(1),
+            **location(segments, chunks),
+            ROWS=block,
+            WIDTH=columns,
+            num_warps=4,
+        )
+    return sum_slots(parts, segments, chunks)
+
+
+def class_channel_sums(b: Tensor, segments: Segments) -> Tensor:
+    """Sum ``b`` (N, O, ...), grouped by class, over the examples and positions of each class: (L, O)."""
+    if b.dim() > 2 and b.stride(1) == 1 and not b.is_contiguous():
+        return class_row_sums(b.movedim(1, -1).flatten(1, -2), segments)
+    if b.dim() == 2:
+        return class_row_sums(b[:, None], segments)
+    b = b.contiguous()
+    width, positions = b.shape[1], b.shape[2:].numel()
+    columns = min(1024, triton.next_power_of_2(positions))
+    channels = min(triton.next_power_of_2(width), max(1, 2048 // columns))
+    blocks = triton.cdiv(width, channels)
+    size = 1
+    while size < 16 and segments.examples * blocks > 1024 * size:
+        size *= 2
+    chunks = segments.cut(1, size)
+    parts = b.new_empty(chunks.slots, width)
+    if parts.numel():
+        _sum_positions[(chunks.slots, blocks)](
+            b,
+            parts,
+            width,
+            positions,
+            **location(segments, chunks),
+            WIDTH=channels,
+            POSITIONS=columns,
+            num_warps=max(1, min(4, channels * columns // 256)),
+        )
+    return sum_slots(parts, segments, chunks)

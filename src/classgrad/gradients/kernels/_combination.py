@@ -1,0 +1,97 @@
+"""Class gradients that lie as rows of one matrix (L, P): their weighted sum and their squared norms."""
+
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, misc, untyped-decorator"
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+
+@triton.jit
+def _weighted_sum(kept, weights, out, classes, width, row_stride, unit, CLASSES: tl.constexpr, WIDTH: tl.constexpr):
+    column = tl.program_id(0).to(tl.int64) * WIDTH + tl.arange(0, WIDTH)
+    inside = column < width
+    total = tl.zeros((WIDTH,), tl.float32)
+    for first in range(0, classes, CLASSES):
+        row = first + tl.arange(0, CLASSES)
+        w = tl.load(weights + row * unit, mask=row < classes, other=0.0)
+        # a class of weight 0 is not read at all: it may hold inf or NaN
+        values = tl.load(
+            kept + row.to(tl.int64)[:, None] * row_stride + column[None, :],
+            mask=(w != 0)[:, None] & inside[None, :],
+            other=0.0,
+        )
+        total += tl.sum(w[:, None] * values, 0)
+    tl.store(out + column, total, mask=inside)
+
+
+@triton.jit
+def _square_sums(kept, parts, width, row_stride, blocks, WIDTH: tl.constexpr, REPEATS: tl.constexpr):
+    owner = tl.program_id(1)
+    block = tl.program_id(0)
+    base = kept + owner.to(tl.int64) * row_stride
+    total = tl.zeros((WIDTH,), tl.float32)
+    for i in tl.static_range(REPEATS):
+        column = (block * REPEATS + i).to(tl.int64) * WIDTH + tl.arange(0, WIDTH)
+        values = tl.load(base + column, mask=column < width, other=0.0)
+        total += values * values
+    tl.store(parts + owner * blocks + block, tl.sum(total, 0))
+
+
+@triton.jit
+def _sum_parts(parts, out, blocks, BLOCKS: tl.constexpr):
+    owner = tl.program_id(0)
+    total = tl.zeros((BLOCKS,), tl.float64)
+    for first in range(0, blocks, BLOCKS):
+        block = first + tl.arange(0, BLOCKS)
+        total += tl.load(parts + owner * blocks + block, mask=block < blocks, other=0.0).to(tl.float64)
+    tl.store(out + owner, tl.sum(total, 0).to(tl.float32))
+
+
+def weighted_sum(kept: Tensor, weights: Tensor, out: Tensor | None = None) -> Tensor:
+    """Return Σ_l w_l kept_l (P) over the classes of a weight other than 0; rows may be further apart than P."""
+    classes, width = kept.shape
+    out = kept.new_empty(width) if out is None else out
+    group = min(8, triton.next_power_of_2(max(1, classes)))
+    block = 512 if group > 4 else 1024
+    if width:
+        _weighted_sum[(triton.cdiv(width, block),)](
+            kept,
+            weights,
+            out,
+            classes,
+            width,
+            kept.stride(0),
+            weights.stride(0),
+            CLASSES=group,
+            WIDTH=block,
+            num_warps=4,
+        )
+    return out
+
+
+def row_square_norms(kept: Tensor) -> Tensor:
+    """Return ‖kept_l‖² of the rows (L, P), summed in single precision within blocks and in double over them."""
+    classes, width = kept.shape
+    block, repeats = 2048, 4
+    blocks = triton.cdiv(width, block * repeats)
+    parts = torch.empty(classes, max(1, blocks), device=kept.device)
+    if not kept.numel():
+        return kept.new_zeros(classes)
+    _square_sums[(blocks, classes)](
+        kept, parts, width, kept.stride(0), blocks, WIDTH=block, REPEATS=repeats, num_warps=4
+    )
+    return sum_parts(parts)
+
+
+def sum_parts(parts: Tensor) -> Tensor:
+    """Sum each row (L, B) in double precision: (L)."""
+    classes, blocks = parts.shape
+    out = parts.new_empty(classes)
+    _sum_parts[(classes,)](
+        parts, out, blocks, BLOCKS=min(1024, triton.next_power_of_2(blocks)), num_warps=4 if blocks > 64 else 1
+    )
+    return out
