@@ -144,7 +144,7 @@ def _projections(
         raise InputError(
             "The rule needs full-batch class gradients and there are none yet; call `refresh(loss_fn, batches)` first."
         )
-    labels = layout.classes.tolist()
+    labels = layout.labels
     missing = [label for label, size in zip(labels, layout.sizes, strict=True) if size and label not in reference]
     if missing:
         raise InputError(

@@ -40,6 +40,11 @@ class ClassLayout:
         return self.sizes[0] if self.sizes and min(self.sizes) == max(self.sizes) else None
 
     @cached_property
+    def labels(self) -> list[int]:
+        """The classes as numbers on the host."""
+        return self.classes.tolist()
+
+    @cached_property
     def bounds(self) -> list[tuple[int, int]]:
         """Where each class starts and stops among grouped examples."""
         stops = torch.tensor(self.sizes, dtype=torch.int64).cumsum(0).tolist()
@@ -51,7 +56,7 @@ class ClassLayout:
 
     def prepare(self) -> None:
         """Make what is otherwise made when first needed by waiting for the device, which a recording must not do."""
-        _ = self._members, self.grouped_index
+        _ = self._members, self.grouped_index, self.labels
 
     def group(self, values: Tensor) -> Tensor:
         """Return the examples (first dimension) in class order; the same tensor if they already are."""

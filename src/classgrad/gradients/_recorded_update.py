@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 
 import torch
 from torch import Tensor
@@ -51,6 +51,7 @@ class RecordedUpdate:
         try:
             for group, rate in zip(groups, self._rates, strict=True):
                 group["lr"] = rate
+                _align(group["params"])
             self.optimizer.step()
         finally:
             for group, number in zip(groups, numbers, strict=True):
@@ -74,6 +75,13 @@ def why_not(optimizer: Optimizer) -> str | None:
         elif not group.get("capturable"):
             return f"make {name} with capturable=True" if "capturable" in group else f"{name} cannot"
     return None
+
+
+def _align(parameters: Sequence[Tensor]) -> None:
+    """Lay gradients out in memory as their parameters are, as fused optimizers demand."""
+    for p in parameters:
+        if p.grad is not None and p.grad.stride() != p.stride():
+            p.grad = torch.empty_like(p).copy_(p.grad)
 
 
 def _rate(like: Tensor, value: float) -> Tensor:

@@ -154,6 +154,7 @@ class Loop:
             return False
         self._trainer.load_state_dict(state)
         self._recorder = Recorder.from_state_dict(state["recorder"])
+        self._measurements = Measurements(self._trainer)
         return bool(state["finished"])
 
     def _close(self, status: str, message: str = "") -> Run:

@@ -182,7 +182,8 @@ class Trainer:
             self.reservoir.load_state_dict(state["reservoir"])
 
     def close(self) -> None:
-        """Remove the hooks from the model."""
+        """Remove the hooks from the model and let go of what was recorded."""
+        self._work.close()
         if self._grads is not None:
             self._grads.close()
 
@@ -213,10 +214,15 @@ class Trainer:
             chunk=self.chunk,
             by_class=by_class,
             update=RecordedUpdate(self.optimizer) if inside else None,
-            capture=spec.capture and cuda and getattr(self.rule, "refresh", 1) == 1,
-            generators=[self.train.generator],
+            capture=spec.capture and cuda and (grads is None or by_class or self._steady()),
+            generators=[self.train.generator] if spec.crop or spec.flip else [],
         )
         return grads, work
+
+    def _steady(self) -> bool:
+        """Whether class gradients are made by the same operations at every step, none of which waits for the device."""
+        mixes = any(isinstance(module, _BatchNorm) for module in self.model.modules())
+        return not mixes and self.rule.per == "model" and getattr(self.rule, "refresh", 1) == 1
 
     def _one_by_one(self) -> bool:
         """Whether full batches are taken class by class: no more work than a plain step where classes are large."""

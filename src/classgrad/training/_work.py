@@ -90,6 +90,10 @@ class Work:
         """Tell how long the GPU worked on replays."""
         return sum(some.busy_seconds() for some in (self._recordings, self._refreshes) if some is not None)
 
+    def close(self) -> None:
+        """Let go of the recordings, whose memory is theirs alone."""
+        self._recordings = self._refreshes = None
+
     def __call__(self, indices: Tensor) -> Step | PlainStep:
         """Leave the gradients of a batch in ``p.grad``, or make the update with them."""
         if self._update is not None:
@@ -120,7 +124,7 @@ class Work:
 
     def _give_up(self, error: Unrecordable) -> None:
         warnings.warn(f"{error} It is run operation by operation instead.", stacklevel=4)
-        self._recordings = self._refreshes = None
+        self.close()
 
     def _layout(self, indices: Tensor) -> ClassLayout | None:
         """Lay the classes of a batch out before it is recorded, since that waits for the device."""
