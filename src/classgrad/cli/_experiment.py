@@ -31,6 +31,7 @@ class Experiment:
     out: Path
     data_dir: Path | None = None
     workers: int | None = None
+    together: int = 1
     resume: bool = False
     overwrite: bool = False
     tensorboard: bool = False
@@ -54,6 +55,7 @@ def run_experiment(experiment: Experiment, output: Output, classes: Mapping[str,
             runs = train_all(
                 jobs,
                 workers=experiment.workers,
+                together=experiment.together,
                 data_dir=experiment.data_dir,
                 resume=experiment.resume,
                 overwrite=experiment.overwrite,
@@ -82,7 +84,7 @@ def show_results(
     for run in runs:
         if run.meta.get("message"):
             output.say(f"{run.meta.get('algorithm')}, seed {run.meta.get('seed')}: {run.meta['message']}")
-    for sentence in sentences:
+    for sentence in (*_busy(runs), *sentences):
         output.say(sentence)
     paths = write_report(runs, out, title=title, figures=kinds)
     output.say(f"report   {paths[0]}")
@@ -99,6 +101,15 @@ def show_results(
             "files": [str(path) for path in paths],
         }
     )
+
+
+def _busy(runs: Sequence[Run]) -> list[str]:
+    """Say how busy updates kept the GPU, where they were replayed as CUDA graphs."""
+    timed = [run.meta for run in runs if run.meta.get("seconds_updates")]
+    if not timed:
+        return []
+    share = sum(meta["seconds_busy"] for meta in timed) / sum(meta["seconds_updates"] for meta in timed)
+    return [f"GPU busy {share:.0%} of the time between measuring points (one replayed step in 64 timed)."]
 
 
 def _facts(row: ResultRow) -> dict[str, Any]:
@@ -125,6 +136,7 @@ def train_algorithms(
         folder,
         options.data_dir,
         options.workers,
+        options.together,
         options.resume,
         options.overwrite,
         options.tensorboard,

@@ -40,6 +40,12 @@ Grid = Annotated[
 ]
 Device = Annotated[str, typer.Option(metavar="auto|cpu|cuda", help="Where to train.")]
 Precision = Annotated[str, typer.Option(metavar="float64|float32|tf32|bf16", help="Number format.")]
+Capture = Annotated[
+    bool, typer.Option("--capture/--no-capture", help="On a GPU, replay steps as CUDA graphs: the same bits, faster.")
+]
+Compile = Annotated[
+    bool, typer.Option("--compile", help="Run the network through torch.compile; for algorithms of the plain gradient.")
+]
 Set = Annotated[
     list[str] | None,
     typer.Option(
@@ -61,6 +67,9 @@ Workers = Annotated[
         metavar="N", help="Runs at the same time; by default one per CPU core, 1 on a GPU.", show_default=False
     ),
 ]
+Together = Annotated[
+    int, typer.Option(metavar="N", help="Runs that one process makes in turns, on a GPU with a stream for each.")
+]
 TensorBoard = Annotated[bool, typer.Option("--tensorboard", help="Also write TensorBoard logs while training.")]
 
 _FIELDS = {field.name for field in fields(RunSpec)} - {"data", "algorithm", "seed", "data_options"}
@@ -80,6 +89,8 @@ class TrainingOptions:
     grid: Grid = "log"
     device: Device = "auto"
     precision: Precision = "float32"
+    capture: Capture = True
+    compile: Compile = False
     set_: Set = None
     protocol: Protocol = "paper"
     data_dir: DataDir = None
@@ -89,6 +100,7 @@ class TrainingOptions:
     resume: Resume = False
     overwrite: Overwrite = False
     workers: Workers = None
+    together: Together = 1
     tensorboard: TensorBoard = False
     json: Json = False
     quiet: Quiet = False
@@ -100,9 +112,10 @@ class TrainingOptions:
 
     def settings(self) -> dict[str, Any]:
         """Return the fields of a run; ``--set`` wins over the option of the same name."""
-        named = ("optimizer", "lr", "batch_size", "steps", "schedule", "scheduler", "device", "precision", "protocol")
+        named = ("optimizer", "lr", "batch_size", "steps", "schedule", "scheduler", "protocol")
+        machine = ("device", "precision", "capture", "compile")
         return {
-            **{name: getattr(self, name) for name in named},
+            **{name: getattr(self, name) for name in (*named, *machine)},
             **({} if self.model is None else {"model": self.model}),
             "grid": parse_grid(self.grid),
             "data_options": data_options(self.target, self.option),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Generator
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,15 +59,15 @@ class Loop:
         if trainer.spec.every:
             trainer.watch.record = lambda number, values: self._recorder.every(number, values)
 
-    def run(self, resume: bool) -> Run:
-        """Go on from the checkpoint or from the start, to the end."""
+    def run(self, resume: bool) -> Generator[None, None, Run]:
+        """Go on from the checkpoint or from the start, to the end, a step at a time; the record comes with the end."""
         finished = self._restore() if resume else False
         try:
             if not finished:
                 self._save(finished=False)  # a folder that cannot be written to is found out now, not in an hour
                 points = frozenset(measuring_grid(self._trainer.spec.grid, self._trainer.spec.steps))
                 while self.step(points):
-                    pass
+                    yield
                 self._save(finished=True)
         except Diverged as error:
             return self._close("diverged", str(error))

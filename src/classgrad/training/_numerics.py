@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Literal, get_args
 
 import torch
@@ -52,18 +52,18 @@ def repeatable(device: torch.device, precision: str, threads: int) -> Iterator[N
         torch.set_num_threads(before)
 
 
-@contextmanager
-def own_stream(device: torch.device) -> Iterator[None]:
-    """Work on a stream of one's own on a GPU: what runs on the default one cannot be recorded."""
+def own_stream(device: torch.device) -> torch.cuda.Stream | None:
+    """Make a stream on a GPU: what runs on the default one cannot be recorded."""
     if device.type != "cuda":
-        yield
-        return
-    before = torch.cuda.current_stream(device)
+        return None
     stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-    stream.wait_stream(before)
-    with torch.cuda.stream(stream):
-        yield
-    before.wait_stream(stream)
+    stream.wait_stream(torch.cuda.current_stream(device))
+    return stream
+
+
+def on_stream(stream: torch.cuda.Stream | None) -> AbstractContextManager[object]:
+    """Work on a stream, if there is one."""
+    return nullcontext() if stream is None else torch.cuda.stream(stream)
 
 
 @contextmanager

@@ -21,7 +21,7 @@ from classgrad.dynamics import Run
 from classgrad.training._loop import Progress
 from classgrad.training._signals import Interrupted, Interruption
 from classgrad.training._spec import RunSpec
-from classgrad.training._train import load_data, train
+from classgrad.training._train import Task, load_data, train, train_together
 
 PoolReport = Callable[[int, Progress], None]
 """Called with the number of the job and its progress."""
@@ -44,19 +44,24 @@ def train_all(
     data_dir: str | Path | None = None,
     resume: bool = False,
     overwrite: bool = False,
+    together: int = 1,
     report: PoolReport | None = None,
 ) -> list[Run]:
     """Train all jobs and return their records in the same order; a record does not depend on the number of workers.
 
-    ``workers`` is by default one per CPU core, and 1 as soon as a job may use a CUDA device. The other parameters are
-    those of :func:`train`.
+    ``workers`` are processes, by default one per CPU core, and 1 as soon as a job may use a CUDA device; several may
+    share one. ``together`` is how many runs in a row one process makes in turns, on a GPU with a stream for each, where
+    their settings allow it (see :func:`~classgrad.training._train.train_together`). The other parameters are those of
+    :func:`train`.
     """
+    if together < 1:
+        raise InputError(f"Parameter `together` should be at least 1. Found {together}.")
     count = min(len(jobs), _default_workers(jobs) if workers is None else workers)
     if workers is not None and workers < 1:
         raise InputError(f"Parameter `workers` should be at least 1. Found {workers}.")
     options = {"resume": resume, "overwrite": overwrite}
     if count <= 1:
-        return _in_turn(jobs, data_dir, options, report)
+        return _in_turn(jobs, data_dir, options, report, together)
     return _Pool(jobs, count, data_dir, options, report).run()
 
 
@@ -68,19 +73,33 @@ def _default_workers(jobs: Sequence[Job]) -> int:
 
 
 def _in_turn(
-    jobs: Sequence[Job], data_dir: str | Path | None, options: dict[str, Any], report: PoolReport | None
+    jobs: Sequence[Job],
+    data_dir: str | Path | None,
+    options: dict[str, Any],
+    report: PoolReport | None,
+    together: int,
 ) -> list[Run]:
     sets = _Loaded(data_dir)
-    return [
-        train(
-            job.spec,
-            job.out_dir,
-            data=sets.of(job.spec),
-            report=None if report is None else _numbered(report, number),
-            **options,
-        )
+    tasks = [
+        Task(job.spec, sets.of(job.spec), job.out_dir, None if report is None else _numbered(report, number))
         for number, job in enumerate(jobs)
     ]
+    return [run for some in _companies(tasks, together) for run in train_together(some, **options)]
+
+
+def _companies(tasks: Sequence[Task], size: int) -> list[list[Task]]:
+    """Put at most ``size`` runs in a row together, those that may be made in turns."""
+    companies: list[list[Task]] = []
+    last: object = None
+    for task in tasks:
+        spec = task.spec
+        kind = None if size == 1 or task.draws else (spec.device, spec.precision, spec.threads)
+        if kind is not None and kind == last and len(companies[-1]) < size:
+            companies[-1].append(task)
+        else:
+            companies.append([task])
+        last = kind
+    return companies
 
 
 def _numbered(report: PoolReport, number: int) -> Callable[[Progress], None]:
