@@ -154,12 +154,11 @@ def rate(place: Place, algorithm: str, *, model: str = "simple_cnn", turns: int 
     with loop_of(spec, place.load(spec), place.device) as (trainer, loop):
         for _ in range(2 * count if place.device.type == "cuda" else 2):
             loop.step(())
+        before, start = trainer.busy_seconds or 0.0, time.perf_counter()
         looped = timed(lambda: loop.step(()), count, place.device, turns)
+        busy = ((trainer.busy_seconds or 0.0) - before) / (time.perf_counter() - start)
         bare = bare_steps(trainer)
         replayed = None if bare is None else timed(bare, count, place.device, turns)
-        busy = trainer.busy_seconds
-        trainer.clock.stop()
-        trainer.clock.lap()()
         return {
             "algorithm": algorithm,
             "model": model,
@@ -168,7 +167,7 @@ def rate(place: Place, algorithm: str, *, model: str = "simple_cnn", turns: int 
             "bare ms": replayed,
             "of bare rate": None if replayed is None else replayed / looped,
             "recordings": trainer._work.recordings,
-            "busy s": busy,
+            "busy": busy,
             "chunk": trainer.chunk,
         }
 

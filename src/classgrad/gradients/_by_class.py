@@ -41,15 +41,14 @@ def refresh_by_class(grads: ClassGradients, loss_of: LossOf, x: Tensor, counts: 
         grads._reference = {label: {p: torch.zeros_like(p) for p in parameters} for label in labels}
     for label, pieces in groupby(_pieces(grads, loss_of, x, counts, chunk), key=lambda piece: piece[0]):
         sums = [torch.zeros_like(p) for p in parameters]
-        with torch.no_grad():
-            for _, _, gradients in pieces:
-                for total, gradient in zip(sums, gradients, strict=True):
-                    if gradient is not None:
-                        total += gradient
-            norm = torch.stack([total.norm() for total in sums]).norm()
-            usable = (norm > 0) & norm.isfinite()
-            for p, total in zip(parameters, sums, strict=True):
-                grads._reference[label][p].copy_(torch.where(usable, total / norm, 0.0))
+        for _, _, gradients in pieces:
+            for total, gradient in zip(sums, gradients, strict=True):
+                if gradient is not None:
+                    total += gradient
+        norm = torch.stack([total.norm() for total in sums]).norm()
+        usable = (norm > 0) & norm.isfinite()
+        for p, total in zip(parameters, sums, strict=True):
+            grads._reference[label][p].copy_(torch.where(usable, total / norm, 0.0))
 
 
 def _pieces(

@@ -88,6 +88,7 @@ class Loop:
         update = trainer.update(indices)
         if measured:
             trainer.clock.stop()
+            trainer.watch.check()  # what follows is recorded only if the update was finite
             trainer.mailbox.send(self._measurements.after_step(update), lambda found: self._recorder.amend(found))
         self._between_steps()
         return True

@@ -76,7 +76,6 @@ class Trainer:
         self.schedule = schedule(spec.schedule_name, spec.schedule_options)
         self._constant = spec.schedule_name == "constant"
         self.reservoir = Reservoir(stream(spec.seed, "iterate")) if self.row.returns == "drawn" else None
-        self._compiled: nn.Module = torch.compile(self.model) if spec.compile else self.model  # type: ignore[assignment]
         self._copy: tuple[nn.Module, ClassGradients] | None = None
         self.parameters = [p for p in self.model.parameters() if p.requires_grad]
         self.optimizer = make_optimizer(spec.optimizer, self.parameters, spec.lr, spec.optimizer_options)
@@ -198,6 +197,7 @@ class Trainer:
                 f"Parameter `compile` should be left out with {spec.algorithm!r} here: its class gradients are read "
                 "off the layers of the network, which a compiled one does not have."
             )
+        network: Any = torch.compile(self.model) if spec.compile else self.model
         engine: Literal["split", "auto"] = "split" if by_class else "auto"
         grads = (
             None if plain else ClassGradients(self.model, self.rule, engine=engine, gram=gram, max_memory=MAX_MEMORY)
@@ -208,7 +208,7 @@ class Trainer:
             self.parameters,
             self.train.y,
             grads,
-            lambda indices: self._logits(self._compiled, self.train, indices, augment=True),
+            lambda indices: self._logits(network, self.train, indices, augment=True),
             lambda indices: self.forward(self.train, indices)[1],
             counts=self.composition,
             chunk=self.chunk,
