@@ -161,7 +161,7 @@ class Loop:
     def _close(self, status: str, message: str = "") -> Run:
         trainer = self._trainer
         more: dict[str, Any] = {} if trainer.reservoir is None else {"returned_step": trainer.reservoir.step}
-        if trainer.device.type == "cuda":
+        if trainer.gpu:
             more["chunk"] = trainer.chunk
             busy = trainer.busy_seconds
             if busy is not None:

@@ -43,7 +43,7 @@ class Measurements:
             for name in trainer.data:
                 found = self._train() if name == "train" else self._evaluate(name)
                 values |= {f"{name}/{key}": value for key, value in found.items()}
-            if trainer.spec.gradients and (trainer.device.type == "cuda" or self.finite):  # a GPU is not asked
+            if trainer.spec.gradients and (trainer.gpu or self.finite):  # a GPU is not asked
                 values["gram"], self._rows = self._class_rows().gram(trainer.members)
         return values
 
@@ -102,7 +102,7 @@ class Measurements:
         trainer = self._trainer
         model, grads = trainer.class_gradients()
         model.eval()
-        chunk = trainer.chunk if trainer.device.type == "cpu" else min(trainer.chunk, ROWS)
+        chunk = min(trainer.chunk, ROWS) if trainer.gpu else trainer.chunk
         return ClassRows(grads, lambda part: trainer.forward(trainer.train, part, model=model), chunk)
 
     def _pace(self) -> Callable[[], float]:

@@ -85,12 +85,17 @@ class Trainer:
         self.chunk = resolve_chunk(spec.chunk, self._probe, torch.cat(self.members))
         self._grads, self._work = self._make_work()
         self.clock = Clock(device)
-        self.mailbox = Mailbox(late=device.type == "cuda" and self.reservoir is None)
+        self.mailbox = Mailbox(late=self.gpu and self.reservoir is None)
         look_every = _LOOK_EVERY_PASS if self.row.full_batch else _LOOK_EVERY
         self.watch = Watch(
-            dataset.classes, self.mailbox, every=1 if device.type == "cpu" or self.reservoir else look_every
+            dataset.classes, self.mailbox, every=look_every if self.gpu and self.reservoir is None else 1
         )
         torch.manual_seed(stream(spec.seed, "dropout"))
+
+    @property
+    def gpu(self) -> bool:
+        """Whether updates run on a GPU, which is kept busy and never waited for."""
+        return self.device.type == "cuda"
 
     @property
     def resumable(self) -> bool:
@@ -188,10 +193,10 @@ class Trainer:
 
     def _make_work(self) -> tuple[ClassGradients | None, Work]:
         """Make the class gradients, unless the plain gradient is all that is asked for, and the work on batches."""
-        spec, cuda = self.spec, self.device.type == "cuda"
+        spec = self.spec
         gram = self.schedule.needs_gram or self.reservoir is not None
         plain = isinstance(self.rule, Sum) and not gram
-        by_class = cuda and not plain and not gram and self._one_by_one()
+        by_class = self.gpu and not plain and not gram and self._one_by_one()
         if spec.compile and not (plain or by_class):
             raise InputError(
                 f"Parameter `compile` should be left out with {spec.algorithm!r} here: its class gradients are read "
@@ -203,7 +208,7 @@ class Trainer:
             None if plain else ClassGradients(self.model, self.rule, engine=engine, gram=gram, max_memory=MAX_MEMORY)
         )
         # Step sizes and iterates that depend on the Gram matrix come between the gradients and the update.
-        inside = cuda and not gram and why_not(self.optimizer) is None
+        inside = self.gpu and not gram and why_not(self.optimizer) is None
         work = Work(
             self.parameters,
             self.train.y,
@@ -214,7 +219,7 @@ class Trainer:
             chunk=self.chunk,
             by_class=by_class,
             update=RecordedUpdate(self.optimizer) if inside else None,
-            capture=spec.capture and cuda and (grads is None or by_class or self._steady()),
+            capture=spec.capture and self.gpu and (grads is None or by_class or self._steady()),
             generators=[self.train.generator] if spec.crop or spec.flip else [],
         )
         return grads, work
@@ -241,7 +246,7 @@ class Trainer:
         """Renew the full-batch class gradients that ``Rescale`` projects on (Alg. 5)."""
         order = torch.cat(self.members)
         with evaluating(self.model):
-            if self.device.type == "cuda":
+            if self.gpu:
                 self._work.refresh(order, [len(indices) for indices in self.members])
                 return
             assert self._grads is not None
