@@ -1,11 +1,21 @@
 """Runs on a CUDA device: the same bits, the same physics."""
 
+import dataclasses
+import warnings
+
 import numpy as np
 import pytest
 import torch
 
 from classgrad.data import Dataset, Preprocessing, Split, gaussian_classes
-from classgrad.training import ALGORITHMS, RunSpec, train
+from classgrad.dynamics import Recorder
+from classgrad.training import ALGORITHMS, SEVEN, Job, RunSpec, train, train_all
+from classgrad.training._loop import Loop
+from classgrad.training._numerics import on_stream, own_stream
+from classgrad.training._recording import run_meta
+from classgrad.training._signals import Interruption
+from classgrad.training._train import Task, train_together
+from classgrad.training._trainer import Trainer
 
 pytestmark = [
     pytest.mark.gpu,
@@ -67,3 +77,99 @@ def test_switches_come_back_as_they_were():
     train(spec("gd", precision="tf32", steps=2), data=FEATURES)
     assert (torch.backends.cuda.matmul.fp32_precision, torch.backends.cudnn.conv.fp32_precision) == before
     assert not torch.are_deterministic_algorithms_enabled()
+
+
+def uncaptured(chosen, data):
+    """What differs from a run whose steps are not replayed, but for that setting itself."""
+    found = train(chosen, data=data)
+    other = train(dataclasses.replace(chosen, capture=False), data=data)
+    assert found.meta["status"] == other.meta["status"]
+    assert "seconds_busy" not in other.meta
+    return [name for name in found.differences(other) if name != "meta 'spec'"]
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_replayed_steps_have_the_bits_of_steps_that_are_run(name):
+    assert uncaptured(spec(name, every=True), FEATURES) == []
+
+
+@pytest.mark.parametrize("model", ["simple_cnn", "vgg16"])
+@pytest.mark.parametrize("name", ["sgd", "pcnsgd+r", "pcngd"])
+def test_random_numbers_are_those_of_steps_that_are_run(name, model):
+    chosen = spec(name, model=model, steps=7, lr=0.01, crop=2, flip=True, optimizer_options={"momentum": 0.9})
+    assert uncaptured(chosen, images()) == []
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"schedule": "dominated-decreasing"},
+        {"scheduler": "StepLR", "scheduler_options": {"step_size": 7}, "optimizer": "adam"},
+        {"scheduler": "OneCycleLR", "scheduler_options": {"max_lr": 0.1, "total_steps": 50}},
+        {"optimizer": "adamw", "schedule": "inverse-sqrt"},
+        {"optimizer": "rmsprop"},
+        {"optimizer": "adagrad"},
+        {"precision": "float64"},
+        {"precision": "bf16"},
+        {"chunk": 20},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("name", ["sgd+o", "pcngd"])
+def test_settings_under_replay(name, changes):
+    assert uncaptured(spec(name, **changes), FEATURES) == []
+
+
+@pytest.mark.parametrize("name", ["gd", "pcngd", "sgd"])
+def test_a_diverging_run_ends_the_same_way(name):
+    chosen = spec(name, lr=1e15, grid="all", every=True, optimizer_options={"momentum": 20.0})
+    assert uncaptured(chosen, FEATURES) == []
+    run = train(chosen, data=FEATURES)
+    assert run.meta["status"] == "diverged"
+    assert "diverged at step" in run.meta["message"]
+
+
+def test_runs_made_in_turns_are_the_runs_made_alone():
+    specs = [spec("pcnsgd+o", seed=seed) for seed in range(3)] + [spec("gd")]
+    alone = [train(chosen, data=FEATURES) for chosen in specs]
+    tasks = [Task(chosen, FEATURES) for chosen in specs]
+    for found, expected in zip(train_together(tasks), alone, strict=True):
+        assert found.differences(expected) == []
+
+
+@pytest.mark.parametrize("name", SEVEN)
+def test_the_loop_never_waits_for_the_device_between_points_nor_at_them(name):
+    """All but the batches' make-up of plain SGD, which is looked at where a point follows."""
+    device = torch.device("cuda")
+    chosen = spec(name, steps=500, model="simple_cnn")
+    data = images()
+    with on_stream(own_stream(device)):
+        trainer = Trainer(chosen, data, device)
+        recorder = Recorder(run_meta(chosen, data, device))
+        loop = Loop(trainer, recorder, None, Interruption(), 1e9, None, data.preprocessing)
+        for _ in range(60):  # an epoch and more: every kind of batch has come
+            loop.step({3, 40})
+        assert trainer._work.recordings > 0
+        torch.cuda.synchronize()
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            for _ in range(60):
+                loop.step(() if name == "sgd" else {70, 90})
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        trainer.close()
+
+
+def test_several_processes_share_a_gpu():
+    jobs = [Job(RunSpec("digits-bi20", "pcnsgd+o", lr=0.05, steps=20, device="cuda", seed=s), None) for s in range(2)]
+    for found, expected in zip(train_all(jobs, workers=2), train_all(jobs, workers=1), strict=True):
+        assert found.differences(expected) == []
+
+
+@pytest.mark.parametrize("name", ["gd", "sgd", "pcngd"])
+def test_a_compiled_network_trains_alike(name):
+    chosen = spec(name, model="simple_cnn", steps=6, lr=0.01)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the compiler has many
+        found = train(dataclasses.replace(chosen, compile=True), data=images())
+    np.testing.assert_allclose(found.loss("train"), train(chosen, data=images()).loss("train"), rtol=1e-3)

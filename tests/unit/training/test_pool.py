@@ -3,12 +3,16 @@
 import os
 import queue
 import signal
+from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
 from classgrad import InputError
-from classgrad.training import Interrupted, Job, Progress, RunSpec, train_all
+from classgrad.data import Preprocessing
+from classgrad.training import Interrupted, Job, Progress, RunSpec, load_data, train_all
 from classgrad.training import _pool as pool
+from classgrad.training._train import Task, train_together
 
 
 def job(name="gd", folder=None, **changes):
@@ -111,3 +115,49 @@ def test_a_worker_that_was_killed_is_noticed():
         parent([], codes=(None, -9))._listen()
     parent([], codes=(None, 0))._listen()
     parent([("progress", 0, None)])._listen()  # nobody wants to know
+
+
+def test_runs_in_turns_are_the_runs_alone(tmp_path):
+    jobs = [job(name, seed=seed) for name in ("gd", "pcnsgd+o") for seed in range(2)]
+    seen = []
+    alone = train_all(jobs, workers=1)
+    found = train_all(jobs, workers=1, together=3, report=lambda number, progress: seen.append(number))
+    assert [a.differences(b) for a, b in zip(found, alone, strict=True)] == [[]] * 4
+    assert seen[:3] == [0, 1, 2]
+    folders = [Job(one.spec, tmp_path / str(number)) for number, one in enumerate(jobs)]
+    train_all(folders[:1], workers=1)
+    resumed = train_all(folders, workers=1, together=4, resume=True)
+    assert [a.differences(b) for a, b in zip(resumed, alone, strict=True)] == [[]] * 4
+    with pytest.raises(InputError, match="`together` should be at least 1"):
+        train_all(jobs, together=0)
+
+
+def test_only_runs_that_share_nothing_are_made_in_turns():
+    tasks = pool._companies(
+        [
+            Task(one.spec, load_data(one.spec))
+            for one in (job(), job("sgd"), job(precision="float64"), job(precision="float64"), job(), job(), job())
+        ],
+        2,
+    )
+    assert [len(some) for some in tasks] == [2, 2, 2, 1]
+    with pytest.raises(InputError, match="in common and no dropout"):
+        train_together([tasks[0][0], tasks[1][0]])
+    images = SimpleNamespace(preprocessing=Preprocessing(("a", "b"), (3, 32, 32), (0.0,) * 3, (1.0,) * 3))
+    deep = RunSpec("images", "gd", lr=0.1, steps=1, model="vgg16")
+    assert Task(deep, images).draws
+    assert not Task(replace(deep, model_options={"dropout": 0.0}), images).draws
+
+
+def test_a_signal_ends_all_runs_in_turns_when_they_are_saved(tmp_path):
+    jobs = [job("pcnsgd+r", tmp_path / str(seed), seed=seed, steps=200) for seed in range(2)]
+
+    def interrupt(number, progress):
+        if number == 0 and progress.step == 50 and progress.point is not None:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(Interrupted, match="can be resumed"):
+        train_all(jobs, workers=1, together=2, report=interrupt)
+    alone = train_all([Job(one.spec, None) for one in jobs], workers=1)
+    resumed = train_all(jobs, workers=1, together=2, resume=True)
+    assert [a.differences(b) for a, b in zip(resumed, alone, strict=True)] == [[], []]

@@ -26,6 +26,7 @@ OTHER = {
     "every": True,
     "chunk": 3,
     "threads": 2,
+    "compile": True,
     "model_options": {"hidden": [3]},
     "rule_options": {"eps": 0.1},
     "optimizer_options": {"momentum": 0.9},
@@ -42,6 +43,11 @@ def test_every_setting_is_part_of_the_identity(name):
 def test_the_identity_is_that_of_the_data_and_not_of_its_name():
     moved = dataclasses.replace(BASE, data="elsewhere/digits.npz", data_options={"seed": 1})
     assert moved.identity("abc") == BASE.identity("abc") != BASE.identity("abd")
+
+
+def test_replaying_is_no_part_of_the_identity_and_the_usual_chunk_has_two_names():
+    assert dataclasses.replace(BASE, capture=False).identity("abc") == BASE.identity("abc")
+    assert dataclasses.replace(BASE, chunk=4096).identity("abc") == BASE.identity("abc")
 
 
 def test_labels_tell_apart_what_options_change():
@@ -77,6 +83,9 @@ def test_a_torch_scheduler_starts_from_a_constant_rate():
         ({"scheduler": "LambdaLR"}, "`scheduler`"),
         ({"scheduler": "steplr", "schedule": "inverse-sqrt"}, "give one of them"),
         ({"grid": "linear"}, "`grid`"),
+        ({"chunk": "all"}, "`chunk` should be auto or a whole number"),
+        ({"chunk": 0}, "`chunk`"),
+        ({"capture": 1}, "`capture` should be true or false"),
         ({"grid": [99]}, "`grid`"),
         ({"algorithm": "sgdd"}, "`algorithm`"),
         ({"schedule": "gd-theorem"}, "smoothness"),
