@@ -9,11 +9,11 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from classgrad.gradients._capture import Call
 from classgrad.gradients._graph import Graph
 from classgrad.gradients._joint import gradients_of
 from classgrad.gradients._layout import ClassLayout
 from classgrad.gradients._registry import rule_of
+from classgrad.gradients._taps import Call
 
 Calls = Sequence[tuple[GradientEdge, Call]]
 

@@ -10,13 +10,14 @@ from typing import Literal
 from torch import Tensor, nn
 
 from classgrad.gradients._audit import Calls, covered_parameters, mixed_behind, mixing_layer, uncovered
-from classgrad.gradients._capture import Call, Capture, check_unmodified
+from classgrad.gradients._capture import Capture, check_unmodified
 from classgrad.gradients._combine import Terms
 from classgrad.gradients._fused import fused_terms
 from classgrad.gradients._graph import Graph
 from classgrad.gradients._joint import joint_terms
 from classgrad.gradients._layout import ClassLayout
 from classgrad.gradients._registry import rule_of
+from classgrad.gradients._taps import Call
 from classgrad.gradients._terms import Memory, Scratch
 
 Engine = Literal["auto", "fused", "joint", "split"]

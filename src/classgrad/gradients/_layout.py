@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from classgrad._errors import InputError
+from classgrad.gradients import kernels
 
 
 class ClassLayout:
@@ -51,16 +52,23 @@ class ClassLayout:
 
     def prepare(self) -> None:
         """Make what is otherwise made when first needed by waiting for the device, which a recording must not do."""
-        _ = self._members, self.grouped_index
+        _ = self._members
+        if kernels.available(torch.empty(0, device=self.index.device)):
+            _ = self.segments, self.singles
+
+    @cached_property
+    def segments(self) -> kernels.Segments:
+        """The classes as segments of grouped examples, for the kernels."""
+        return kernels.Segments(self.sizes, self.index.device)
+
+    @cached_property
+    def singles(self) -> kernels.Segments:
+        """The examples as segments of their own, for the kernels."""
+        return kernels.Segments([1] * self.examples, self.index.device)
 
     def group(self, values: Tensor) -> Tensor:
         """Return the examples (first dimension) in class order; the same tensor if they already are."""
         return values if self.order is None else values.index_select(0, self.order)
-
-    @cached_property
-    def grouped_index(self) -> Tensor:
-        """The class position of each grouped example."""
-        return self.group(self.index)
 
     @cached_property
     def _members(self) -> Tensor:

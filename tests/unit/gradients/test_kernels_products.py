@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from ._kernels import DEVICE, SIZES, close, drawn
+from ._kernels import DEVICE, close, drawn
 
 from classgrad.gradients import kernels  # isort: skip
 

@@ -38,6 +38,7 @@ _HOMES = {
 }
 
 __all__ = [
+    "WIDEST",
     "Segments",
     "available",
     "class_channel_sums",
@@ -49,6 +50,10 @@ __all__ = [
     "row_square_norms",
     "weighted_sum",
 ]
+
+
+WIDEST = 8192
+"""The most features of a row that layer normalization's kernel takes, which a program holds as a whole."""
 
 
 def available(tensor: Tensor) -> bool:

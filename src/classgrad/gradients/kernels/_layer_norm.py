@@ -15,9 +15,6 @@ from torch import Tensor
 
 from classgrad.gradients.kernels._segments import Chunks, Segments, locate, location, sum_slots
 
-WIDEST = 8192
-"""The most features of a row, which a program holds as a whole."""
-
 
 @triton.jit
 def _backward(

@@ -10,12 +10,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.modules.conv import _ConvNd
 
-from classgrad.gradients._capture import Call
+from classgrad.gradients import kernels
 from classgrad.gradients._cost import ghost_is_cheaper, rows_are_cheaper
 from classgrad.gradients._layout import ClassLayout
 from classgrad.gradients._products import class_products, ghost_gram, ghost_square_norms
 from classgrad.gradients._registry import LayerRule, add_rule
-from classgrad.gradients._terms import Memory, Sums, Term, weigh
+from classgrad.gradients._taps import Call
+from classgrad.gradients._terms import Dense, Memory, Sums, Term, weigh
 from classgrad.gradients.layers._linear import ExamplesTerm, in_units, weighted_examples
 
 
@@ -151,7 +152,10 @@ def conv_terms(call: Call, b: Tensor, layout: ClassLayout, memory: Memory, wante
     assert isinstance(module, _ConvNd)
     terms: dict[str, Term] = {}
     if "bias" in wanted:
-        terms["bias"] = Sums(b.flatten(2).sum(2), layout, memory)
+        if layout.order is None and kernels.available(b):
+            terms["bias"] = Dense(kernels.class_channel_sums(b, layout.segments), memory)
+        else:
+            terms["bias"] = Sums(b.flatten(2).sum(2), layout, memory)
     if "weight" in wanted:
         a = call.input.to(b.dtype)
         padding = cast(tuple[int, ...], module.padding)
