@@ -54,7 +54,7 @@ def ghost_is_cheaper(
     ordinary product that makes either the class gradients or their weighted sum is the same.
     """
     r = rates(device)
-    pairs = (layout.examples * positions) ** 2 if gram else sum((size * positions) ** 2 for size in layout.sizes)
+    pairs = (layout.examples * positions) ** 2 if gram else positions**2 * layout.pairs
     ghost = pairs * (inner + outer) / r.flops + 16 * pairs / r.bytes + 3 * _calls(layout) * r.call
     kept = 12 * len(layout) * inner * outer / r.bytes + _calls(layout) * r.call
     if gram:
@@ -69,5 +69,5 @@ def rows_are_cheaper(positions: int, inner: int, outer: int, layout: ClassLayout
     """
     r = rates(device)
     copy = 8 * layout.examples * positions * (inner + outer) / r.bytes
-    chain = r.row * max(layout.sizes, default=0) * positions
+    chain = r.row * layout.largest * positions
     return copy + chain + _calls(layout) * r.call < len(layout) * r.conv_call

@@ -9,7 +9,7 @@ from typing import Literal
 
 from torch import Tensor, nn
 
-from classgrad.gradients._audit import Calls, covered_parameters, mixed_behind, mixing_layer, uncovered
+from classgrad.gradients._audit import Calls, covered_parameters, may_mix, mixed_behind, mixing_layer, uncovered
 from classgrad.gradients._capture import Capture, check_unmodified
 from classgrad.gradients._combine import Terms
 from classgrad.gradients._fused import fused_terms
@@ -39,10 +39,10 @@ class Engines:
     """Makes class gradients of a model's losses, by the fused engine where it is exact and by ``joint`` elsewhere."""
 
     def __init__(self, model: nn.Module, engine: Engine, max_memory: int, mixing: Sequence[type[nn.Module]]) -> None:
-        self.model = model
         self.fused = engine in ("auto", "fused")
         self.max_memory = max_memory
         self.mixing = tuple(mixing)
+        self._may_mix = may_mix(model, self.mixing)
         self.names: dict[nn.Module, str] = {module: name or "the model" for name, module in model.named_modules()}
         self._mixers: dict[tuple[object, ...], str | None] = {}
         self._ends: dict[tuple[int, ...], set[int]] = {}
@@ -90,7 +90,7 @@ class Engines:
         """Return what the fused engine may do on this graph, or None if the step needs ``joint``."""
         if not self.fused:
             return None
-        mixer = mixing_layer(self.model, self.names, self.mixing)
+        mixer = mixing_layer(self._may_mix, self.names, self.mixing)
         if mixer is not None:
             self._warn(f"Layer {mixer} mixes the examples of a batch", len(layout))
             return None

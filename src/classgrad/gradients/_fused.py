@@ -63,10 +63,11 @@ def fused_terms(
 
         return take
 
+    seeds = torch.ones_like(losses) * seed if isinstance(seed, Tensor) else torch.full_like(losses, seed)
     for _, call in calls:
         call.sink = sink(call)
     try:
-        last = gradients_of(losses, [edge for edge, _ in ends], torch.ones_like(losses) * seed, keep_graph)
+        last = gradients_of(losses, [edge for edge, _ in ends], seeds, keep_graph)
         for (_, call), b in zip(ends, last, strict=True):  # autograd stops in front of where it is told to go
             if call.sink is not None and b is not None:
                 call.sink(b, False)

@@ -41,6 +41,16 @@ class ClassLayout:
         return self.sizes[0] if self.sizes and min(self.sizes) == max(self.sizes) else None
 
     @cached_property
+    def pairs(self) -> int:
+        """The number of pairs of examples of the same class."""
+        return sum(size * size for size in self.sizes)
+
+    @cached_property
+    def largest(self) -> int:
+        """The most examples of a class."""
+        return max(self.sizes, default=0)
+
+    @cached_property
     def bounds(self) -> list[tuple[int, int]]:
         """Where each class starts and stops among grouped examples."""
         stops = torch.tensor(self.sizes, dtype=torch.int64).cumsum(0).tolist()

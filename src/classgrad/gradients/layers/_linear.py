@@ -45,6 +45,9 @@ class ExamplesTerm(Term):
 
     def parts(self, start: int, stop: int) -> Iterator[tuple[int, int]]:
         """Split a range of classes so that no part has more examples than should be worked on at a time."""
+        if self.layout.examples <= self._at_a_time:
+            yield start, stop
+            return
         first = start
         examples = 0
         for position in range(start, stop):
