@@ -78,17 +78,25 @@ def test_convolutions(name, format, blocks):
     close(out, wanted)
     assert (flat[:, :8] == 9).all()
     assert (flat[:, -8:] == 9).all()
+    taps = kernels.conv_products(a, b, segments, **settings, precision="ieee", blocks=blocks, taps_first=True)
+    close(taps.view(3, -1, 5 * 3).mT.flatten(1), wanted)
     norms = kernels.conv_products(a, b, segments, **settings, precision="ieee", blocks=blocks, norms=True)
     close(norms, wanted.square().sum(1))
 
 
 @pytest.mark.parametrize("programs", [1, 10_000])
-@pytest.mark.parametrize("sizes", [[9, 9], [20, 1, 0, 9], [1] * 5])
+@pytest.mark.parametrize("sizes", [[4, 4], [7, 1, 0, 3], [1] * 3])
 def test_convolutions_of_many_rows(sizes, programs, monkeypatch):
     monkeypatch.setattr(products, "_PROGRAMS", programs)
     a, b, wanted, settings = convolution(sizes, CONVOLUTIONS["3x3"], torch.contiguous_format, side=(4, 8))
     segments = kernels.Segments(sizes, DEVICE)
-    close(kernels.conv_products(a, b, segments, **settings, precision="ieee"), wanted)
+    for blocks in (ONE_TAP, ALL_TAPS):
+        found = [
+            kernels.conv_products(a, b, segments, **settings, precision="ieee", blocks=blocks, taps_first=first)
+            for first in (False, True)
+        ]
+        close(found[0], wanted)
+        close(found[1].view(len(sizes), 9, -1).mT.flatten(1), wanted)
     close(kernels.conv_products(a, b, segments, **settings, precision="ieee", norms=True), wanted.square().sum(1))
 
 

@@ -32,6 +32,8 @@ from classgrad.gradients.kernels._segments import (
 
 _PROGRAMS = 264
 """Programs to make at least, if rows are many: two for each multiprocessor of a large GPU."""
+_BUSY = 132
+"""Programs below which tiles are made smaller."""
 
 
 @triton.jit(do_not_specialize=VARYING)
@@ -69,6 +71,7 @@ def _products(
     POSITIONS: tl.constexpr,
     LINE: tl.constexpr,
     TAPS: tl.constexpr,
+    FIRST: tl.constexpr,
     PADDED: tl.constexpr,
     NORMS: tl.constexpr,
     WIDE: tl.constexpr,
@@ -77,7 +80,10 @@ def _products(
     BN: tl.constexpr,
     BK: tl.constexpr,
 ):
-    """Columns are (channel, tap), or channels at one tap that the program is given (TAPS)."""
+    """Columns are channels at one tap that the program is given (TAPS), or all pairs of channel and tap.
+
+    The gradient is written as (tap, outer, channel) if FIRST, else as torch has it, (outer, channel, tap).
+    """
     area = kernel_h * kernel_w
     columns = channels if TAPS else channels * area
     tiles_n = tl.cdiv(columns, BN)
@@ -93,13 +99,16 @@ def _products(
     if TAPS:
         tap = tile % taps
         channel = n
+    elif FIRST:
+        tap = n // channels
+        channel = n % channels
     else:
         tap = n % area
         channel = n // area
     down = tap // kernel_w * dilation_h - padding_h
     right = tap % kernel_w * dilation_w - padding_w
-    a_columns = a + (channel * a_c + (down * a_h + right * a_w))
-    b_rows = b + m * b_o
+    a_columns = channel * a_c + (down * a_h + right * a_w)
+    b_rows = m * b_o
     total = tl.zeros((BM, BN), tl.float32)
     for first in range(start, stop, BK):
         k = first + tl.arange(0, BK)
@@ -119,14 +128,19 @@ def _products(
                 row, column = y[:, None] + down[None, :], x[:, None] + right[None, :]
                 there = there & (row >= 0) & (row < height) & (column >= 0) & (column < width)
         left = tl.load(
-            b_rows[:, None] + (example * b_n + p * b_p)[None, :], mask=m_inside[:, None] & here[None, :], other=0.0
+            b + (b_rows[:, None] + (example * b_n + p * b_p)[None, :]),
+            mask=m_inside[:, None] & here[None, :],
+            other=0.0,
         )
-        window = tl.load(a_columns[None, :] + (example * a_n + y * a_h + x * a_w)[:, None], mask=there, other=0.0)
+        window = tl.load(a + (a_columns[None, :] + (example * a_n + y * a_h + x * a_w)[:, None]), mask=there, other=0.0)
         total = tl.dot(left, window, total, input_precision=PRECISION)
     if NORMS:
         tl.store(out + slot * tiles + tile, tl.sum(tl.sum(total * total, 1), 0))
     else:
-        place = m[:, None] * (channels * area) + ((n * area + tap) if TAPS else n)[None, :]
+        if FIRST:
+            place = m[:, None] * channels + (tap * (outer * channels) + channel)[None, :]
+        else:
+            place = m[:, None] * (channels * area) + (channel * area + tap)[None, :]
         tl.store(out + slot.to(tl.int64) * out_stride + place, total, mask=m_inside[:, None] & n_inside[None, :])
 
 
@@ -167,12 +181,21 @@ class _Product:
     def area(self) -> int:
         return self.kernel[0] * self.kernel[1]
 
-    def run(self, segments: Segments, blocks: Blocks, precision: str, norms: bool, out: Tensor | None) -> Tensor:
+    def run(
+        self,
+        segments: Segments,
+        blocks: Blocks,
+        precision: str,
+        norms: bool,
+        out: Tensor | None,
+        taps_first: bool = True,
+    ) -> Tensor:
         columns = self.channels if blocks.taps else self.channels * self.area
         tiles = triton.cdiv(self.outer, blocks.m) * triton.cdiv(columns, blocks.n) * (self.area if blocks.taps else 1)
         chunks = segments.cut(self.rows_per_example, self._chunk(segments, tiles, blocks.k))
         size = self.outer * self.channels * self.area
         direct = chunks.whole
+        first = taps_first or (blocks.taps and not direct)
         if direct and norms:
             target = self.b.new_empty(len(segments), tiles)
         elif direct:
@@ -197,6 +220,7 @@ class _Product:
             POSITIONS=self.positions,
             LINE=self.line,
             TAPS=blocks.taps,
+            FIRST=first,
             PADDED=any(self.padding),
             NORMS=norms and direct,
             WIDE=max(self.a.numel(), self.b.numel()) >= 2**31,
@@ -209,14 +233,15 @@ class _Product:
         )
         if norms:
             return sum_parts(target if direct else square_slots(target, segments, chunks))
-        return target if direct else sum_slots(target, segments, chunks, out)
+        area = self.area if first and not taps_first else 1
+        return target if direct else sum_slots(target, segments, chunks, out, area=area)
 
     def _chunk(self, segments: Segments, tiles: int, k: int) -> int:
         """Return how many rows of a class a program takes: all, unless too few programs would be busy."""
         wanted = triton.cdiv(_PROGRAMS, tiles)
         rows = segments.examples * self.rows_per_example
         largest = segments.largest * self.rows_per_example
-        chunk = max(8 * k, triton.cdiv(triton.cdiv(rows, wanted), 64) * 64)
+        chunk = max(4 * k, triton.cdiv(triton.cdiv(rows, wanted), 64) * 64)
         return max(1, largest) if largest <= chunk + chunk // 2 else chunk
 
 
@@ -232,16 +257,18 @@ def conv_products(
     precision: str = "tf32",
     norms: bool = False,
     out: Tensor | None = None,
+    taps_first: bool = False,
     blocks: Blocks | None = None,
 ) -> Tensor:
     """Return the classes' weight gradients of a two-dimensional convolution without groups, (L, O · C · kernel).
 
     ``a`` (N, C, H, W) and ``b`` (N, O, ...) are grouped by class, each contiguous or channels-last. With ``norms``
     return only the squared norms (L). ``out`` may be given to be written to; its rows may be further apart.
-    ``precision`` is "tf32" or "ieee".
+    ``precision`` is "tf32" or "ieee". Gradients come as (O, C, kernel), or with ``taps_first`` as (kernel, O, C), which
+    is written faster, has the same norms and may be combined as well, to be transposed when only one is left.
     """
     b = b if _dense(b) else b.contiguous()
-    blocks = blocks or conv_blocks(a, b, segments, kernel, padding)
+    blocks = blocks or conv_blocks(a, b, segments, kernel)
     if blocks.pad and any(padding):
         a, padding = F.pad(a, (padding[1], padding[1], padding[0], padding[0])), (0, 0)
     positions, line = b.shape[2] * b.shape[3], b.shape[3]
@@ -262,7 +289,7 @@ def conv_products(
         positions=positions,
         line=line,
     )
-    return product.run(segments, blocks, precision, norms, out)
+    return product.run(segments, blocks, precision, norms, out, taps_first or product.area == 1)
 
 
 def linear_products(
@@ -300,28 +327,30 @@ def linear_products(
     return product.run(segments, blocks, precision, norms, out)
 
 
-def conv_blocks(a: Tensor, b: Tensor, segments: Segments, kernel: Sequence[int], padding: Sequence[int]) -> Blocks:
+def conv_blocks(a: Tensor, b: Tensor, segments: Segments, kernel: Sequence[int]) -> Blocks:
     """Return how to cut the product of a convolution, by its shape."""
     area, rows = kernel[0] * kernel[1], segments.largest * b.shape[2] * b.shape[3]
-    # taps apart write every area-th number: worth their cheap gathering where a gradient sums over many rows
+    # one tap at a time is gathered cheaply, but a class of few rows is little more than the writing of its gradient
     taps = area == 1 or (a.shape[1] >= 32 and rows >= 256)
-    columns = a.shape[1] if taps else a.shape[1] * area
-    return _blocks(b.shape[1], columns, rows, taps)
+    total = segments.examples * b.shape[2] * b.shape[3]
+    return _blocks(b.shape[1], a.shape[1], area, rows, total, taps)
 
 
 def linear_blocks(a: Tensor, b: Tensor, segments: Segments) -> Blocks:
     """Return how to cut the product of a linear layer, by its shape."""
-    return _blocks(b.shape[2], a.shape[2], segments.largest * a.shape[1], taps=True)
+    return _blocks(b.shape[2], a.shape[2], 1, segments.largest * a.shape[1], segments.examples * a.shape[1], True)
 
 
-def _blocks(outer: int, columns: int, rows: int, taps: bool) -> Blocks:
+def _blocks(outer: int, channels: int, area: int, rows: int, total: int, taps: bool) -> Blocks:
     k = max(16, min(32, triton.next_power_of_2(rows)))
     few = rows <= k
     # the tests for the border at every tap need registers
-    m, n = (
-        max(16, min(most, triton.next_power_of_2(size)))
-        for size, most in ((outer, 128), (columns, 128 if taps or few else 64))
-    )
+    columns, widest = (channels, 128) if taps else (channels * area, 128 if few else 64)
+    m = max(16, min(128, triton.next_power_of_2(outer)))
+    n = max(16, min(widest, triton.next_power_of_2(columns)))
+    slots = max(1, triton.cdiv(total, max(4 * k, rows if few else 0)))
+    while m * n > 32 * 64 and triton.cdiv(outer, m) * triton.cdiv(columns, n) * (area if taps else 1) * slots < _BUSY:
+        m, n = (m // 2, n) if m > n else (m, n // 2)
     return Blocks(m, n, k, taps, warps=8 if m * n >= 128 * 128 else 4, stages=1 if few else 3)
 
 

@@ -102,6 +102,7 @@ def _sum_slots(
     rows,
     uniform,
     chunk,
+    area,
     UNIFORM: tl.constexpr,
     SQUARES: tl.constexpr,
     SLOTS: tl.constexpr,
@@ -120,17 +121,20 @@ def _sum_slots(
     if SQUARES:
         tl.store(out + owner * out_stride + tl.program_id(1), tl.sum(sums * sums, 0))
     else:
-        tl.store(out + owner.to(tl.int64) * out_stride + column, sums, mask=inside)
+        inner = width // area  # parts are (area, inner), sums (inner, area)
+        tl.store(out + owner.to(tl.int64) * out_stride + column % inner * area + column // inner, sums, mask=inside)
 
 
-def sum_slots(parts: Tensor, segments: Segments, chunks: Chunks, out: Tensor | None = None) -> Tensor:
-    """Sum the chunks' parts (slots, W) by class, in the order of the chunks: (L, W)."""
+def sum_slots(parts: Tensor, segments: Segments, chunks: Chunks, out: Tensor | None = None, *, area: int = 1) -> Tensor:
+    """Sum the chunks' parts (slots, W) by class, in the order of the chunks: (L, W).
+
+    Parts laid out as (area, W / area) are transposed on the way.
+    """
     if out is None:
         if chunks.whole:
             return parts
         out = parts.new_empty(len(segments), parts.shape[1])
-    _reduce(parts, segments, chunks, out, squares=False)
-    return out
+    return _reduce(parts, segments, chunks, out, squares=False, area=area)
 
 
 def square_slots(parts: Tensor, segments: Segments, chunks: Chunks) -> Tensor:
@@ -139,7 +143,7 @@ def square_slots(parts: Tensor, segments: Segments, chunks: Chunks) -> Tensor:
     return _reduce(parts, segments, chunks, parts.new_empty(len(segments), blocks), squares=True)
 
 
-def _reduce(parts: Tensor, segments: Segments, chunks: Chunks, out: Tensor, squares: bool) -> Tensor:
+def _reduce(parts: Tensor, segments: Segments, chunks: Chunks, out: Tensor, squares: bool, area: int = 1) -> Tensor:
     slots, block = _width(segments, chunks)
     _sum_slots[(len(segments), triton.cdiv(parts.shape[1], block))](
         parts,
@@ -150,6 +154,7 @@ def _reduce(parts: Tensor, segments: Segments, chunks: Chunks, out: Tensor, squa
         chunks.rows_per_example,
         chunks.uniform,
         chunks.size,
+        area,
         UNIFORM=chunks.uniform > 0,
         SQUARES=squares,
         SLOTS=slots,
