@@ -35,6 +35,10 @@ _RATES = {
 }
 
 
+_KERNEL_ROWS = 512
+"""Rows to a class from which on the kernel for convolutions outdoes cuDNN and patches laid out as rows."""
+
+
 def rates(device: str) -> Rates:
     """Return the rates of a kind of device; an unknown accelerator is taken for a GPU."""
     return _RATES.get(device, _RATES["cuda"])
@@ -71,3 +75,8 @@ def rows_are_cheaper(positions: int, inner: int, outer: int, layout: ClassLayout
     copy = 8 * layout.examples * positions * (inner + outer) / r.bytes
     chain = r.row * layout.largest * positions
     return copy + chain + _calls(layout) * r.call < len(layout) * r.conv_call
+
+
+def kernel_is_cheaper(positions: int, layout: ClassLayout) -> bool:
+    """Whether a convolution's class gradients are best gathered by the kernel, which needs many rows to each class."""
+    return layout.examples * positions >= _KERNEL_ROWS * max(1, len(layout))
