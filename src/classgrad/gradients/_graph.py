@@ -25,6 +25,10 @@ class Graph:
     """How many operations use each parameter, by its id; transposes and casts of it are seen through."""
 
 
+NO_GRAPH = Graph({}, 0, Counter())
+"""Of a step that had no need to read it."""
+
+
 def read_graph(losses: Tensor) -> Graph:
     """Walk once through the graph of the losses."""
     root = losses.grad_fn

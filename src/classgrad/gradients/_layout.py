@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -16,14 +17,15 @@ class ClassLayout:
 
     ``classes`` are the labels in ascending order (those declared, or those present), ``index`` the position of each
     example's class in them, ``counts`` the number of examples of each, ``order`` what sorts the examples by class
-    (None if they are).
+    (None if they are). ``labels`` and ``sizes`` are the classes and counts as plain numbers.
     """
 
     def __init__(self, classes: Tensor, index: Tensor) -> None:
         self.classes = classes
         self.index = index
         self.counts = torch.bincount(index, minlength=len(classes))
-        self.sizes: list[int] = self.counts.tolist()
+        # One transfer for both: each is a wait for the device.
+        self.labels, self.sizes = cast("list[list[int]]", torch.stack((classes, self.counts)).tolist())
         self.order = None if _ascending(index) else index.argsort(stable=True)
 
     def __len__(self) -> int:
