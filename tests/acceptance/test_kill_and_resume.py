@@ -27,8 +27,10 @@ HELPER = textwrap.dedent(
 
     def spec(number):
         momentum = {"momentum": 0.9} if number % 2 else {}
+        lazy = {"refresh": 7} if names[number % 4] == "pcnsgd+o" else {}
         return RunSpec("gaussian", names[number % 4], lr=0.02, steps=400, batch_size=19, seed=number, every=True,
-                       grid="log:15", device="cpu", model_options={"hidden": [6]}, optimizer_options=momentum)
+                       grid="log:15", device="cpu", model_options={"hidden": [6]}, optimizer_options=momentum,
+                       rule_options=lazy)
 
 
     def live(number):

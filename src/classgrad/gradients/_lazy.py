@@ -63,7 +63,7 @@ class LazyNorms:
     def norms(self, layout: ClassLayout) -> Tensor:
         """Return the remembered norms for the class sizes of a batch."""
         assert self._norms is not None
-        return self._norms * (layout.counts / layout.examples)
+        return self._norms * layout.counts / layout.examples
 
     def begin(self) -> None:
         """Take note that a step goes on: after one that fails, and is never noted, the next is exact."""
@@ -80,7 +80,7 @@ class LazyNorms:
         facts = torch.stack((step.losses.to(dtype), good.to(dtype)))
         self._facts = _overwritten(self._facts, facts)
         if step.norms is not None:
-            self._norms = _overwritten(self._norms, step.norms * (layout.examples / layout.counts.clamp_min(1)))
+            self._norms = _overwritten(self._norms, step.norms * layout.examples / layout.counts.clamp_min(1))
 
     def note(self, layout: ClassLayout, trained: Sequence[bool], exact: bool) -> None:
         """Count a step whose facts are kept, and send for them."""
