@@ -58,7 +58,7 @@ HELPER = textwrap.dedent(
         report["exits"].append(code)
         if code != 0:
             report["kills"].append(int(chosen))
-        if code == 0 or len(report["kills"]) == KILLS:
+        if code == 0 or len(report["kills"]) in (8, 16, 24, KILLS):  # on to the next algorithm, on slow machines too
             folder_run = train(spec(number), folder / str(number), data=data, resume=True)
             report["differences"].append(folder_run.differences(train(spec(number), data=data)))
             number += 1
