@@ -133,10 +133,10 @@ class ClassGradients:
 
         Under a rule with ``refresh=k`` one step in k is exact and the others weigh the classes by its norms, in one
         plain backward pass that does not tell them apart. The next step is exact too after one in which the mean loss
-        of a class had moved by more than the rule's ``drift``, or that was not finite or failed; and where a class of
-        this batch has no norm from the last exact step, its number of examples changed by more than ``drift``, or other
-        parameters are trained. With ``gram`` or ``norms`` asked for, with ``group`` or engine ``split``, in chunks and
-        over micro-batches every step is exact and nothing is remembered.
+        of a class had moved by more than the rule's ``drift`` since the last exact one, or that was not finite or
+        failed; and where a class of this batch has no norm from the last exact step, its number of examples changed by
+        more than ``drift``, or other parameters are trained. With ``gram`` or ``norms`` asked for, with ``group`` or
+        engine ``split``, in chunks and over micro-batches every step is exact and nothing is remembered.
         """
         if self.engine == "split":
             raise InputError("Engine 'split' runs the forward itself; use backward_through(loss_fn, x, y).")
@@ -155,7 +155,7 @@ class ClassGradients:
         """
         if not layout.examples:
             return self._nothing(losses, layout)
-        norms = self._recall(layout, lazy)
+        extents, norms = self._recall(losses, layout, lazy)
         scale = scale_of(scaler, losses)
         unwritten: Tensor | float = 1.0  # the part of the scale that is not in the direction
         f = class_losses(losses, layout)
@@ -183,7 +183,7 @@ class ClassGradients:
                     reference=self._reference,
                 )
             write(step, direction, self._sparse, scaler, unwritten)
-            self._remember(step, layout, lazy)
+            self._remember(step, layout, extents, lazy)
             return step
 
     def lazy(self, layout: ClassLayout) -> bool:
@@ -391,18 +391,19 @@ class ClassGradients:
     def _trained(self) -> list[bool]:
         return [p.requires_grad for p in self.model.parameters()]
 
-    def _recall(self, layout: ClassLayout, lazy: bool | None) -> Tensor | None:
-        """Return the norms that a step is to go by, None if it is to take its own."""
+    def _recall(self, losses: Tensor, layout: ClassLayout, lazy: bool | None) -> tuple[Tensor | None, Tensor | None]:
+        """Return what norms are remembered by, and those that a step is to go by, None if it is to take its own."""
         if self._lazy is None:
-            return None
+            return None, None
         due = self.lazy(layout) if lazy is None else lazy
         if lazy is None:
             self._lazy.begin()
-        return self._lazy.norms(layout) if due else None
+        extents = self._lazy.extents(losses, layout)
+        return extents, self._lazy.norms(extents) if due else None
 
-    def _remember(self, step: Step, layout: ClassLayout, lazy: bool | None) -> None:
-        if self._lazy is not None:
-            self._lazy.keep(step, layout)
+    def _remember(self, step: Step, layout: ClassLayout, extents: Tensor | None, lazy: bool | None) -> None:
+        if self._lazy is not None and extents is not None:
+            self._lazy.keep(step, extents)
             if lazy is None:
                 self._lazy.note(layout, self._trained(), exact=step.norms is not None)
 

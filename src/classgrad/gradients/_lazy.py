@@ -17,26 +17,29 @@ from classgrad.rules import Rule
 class LazyNorms:
     """The class norms of the last exact step, and whether the next step may go by them.
 
-    What is remembered of a class is the norm of its *mean* gradient, ‖g_l‖ n/n_l, which does not depend on how many of
-    the batch's examples are of the class. Whether a class's loss moved is decided from the step before, so that a GPU
-    is never waited for beyond that step, and every device decides alike. Wherever there is doubt the answer is exact.
+    Batches differ more than a step changes, so what is remembered of a class is ‖g_l‖/q_l with a number q_l that can be
+    had from the losses of any batch: q_l = 1/n Σ (1 − exp(−f_i)) over the class's examples, with cross-entropy the
+    probability that is missing from them, to which the gradients of the logits are proportional; or n_l/n, which holds
+    the norm of the mean gradient as it was. Whether a class's loss moved is decided from the step before, so that a
+    GPU is never waited for beyond that step, and every device decides alike. In doubt the answer is exact.
 
     A step has a part on the device (:meth:`keep`), which can be recorded in a CUDA graph, and one on the host
     (:meth:`note`), which comes after every step, replayed or not.
     """
 
-    def __init__(self, refresh: int, drift: float) -> None:
+    def __init__(self, refresh: int, drift: float, follow: bool) -> None:
         self.refresh = refresh
         self.drift = drift
+        self.follow = follow
         self._age = 0
         """Steps made since the norms were taken, that one included; 0 where there are none."""
         self._underway = False
         self._labels: list[int] = []
         self._sizes: list[int] = []
         self._trained: list[bool] = []
-        self._norms: Tensor | None = None
+        self._ratios: Tensor | None = None
         self._facts: Tensor | None = None
-        """f^(l) of the latest step, and 1 for each class that went well in it: stays where it is, as the norms do."""
+        """f^(l) of the latest step, and 1 for each class that went well in it: stays where it is, as the ratios do."""
         self._told = torch.empty(0)
         self._arrived: torch.cuda.Event | None = None
         self._unread: list[int] | None = None
@@ -60,10 +63,16 @@ class LazyNorms:
             for size, then, base, latest in rows
         )
 
-    def norms(self, layout: ClassLayout) -> Tensor:
-        """Return the remembered norms for the class sizes of a batch."""
-        assert self._norms is not None
-        return self._norms * layout.counts / layout.examples
+    def extents(self, losses: Tensor, layout: ClassLayout) -> Tensor:
+        """Return q_l of a batch."""
+        losses = losses.detach().to(torch.promote_types(losses.dtype, torch.float32))
+        each = -torch.expm1(-losses) if self.follow else torch.ones_like(losses)
+        return layout.sum(each) / layout.examples
+
+    def norms(self, extents: Tensor) -> Tensor:
+        """Return the norms to go by in a batch with such q_l."""
+        assert self._ratios is not None
+        return self._ratios * extents
 
     def begin(self) -> None:
         """Take note that a step goes on: after one that fails, and is never noted, the next is exact."""
@@ -73,14 +82,16 @@ class LazyNorms:
         """Make the next step exact."""
         self._age = 0
 
-    def keep(self, step: Step, layout: ClassLayout) -> None:
+    def keep(self, step: Step, extents: Tensor) -> None:
         """Write down what a step saw, on its device and without waiting for it."""
-        good = step.finite if step.norms is None else step.finite & (step.norms > 0)
+        good = step.finite & (extents > 0)
+        if step.norms is not None:
+            good = good & (step.norms > 0)
         dtype = torch.promote_types(step.losses.dtype, torch.float32)
         facts = torch.stack((step.losses.to(dtype), good.to(dtype)))
         self._facts = _overwritten(self._facts, facts)
         if step.norms is not None:
-            self._norms = _overwritten(self._norms, step.norms * layout.examples / layout.counts.clamp_min(1))
+            self._ratios = _overwritten(self._ratios, step.norms / extents.where(extents > 0, 1))
 
     def note(self, layout: ClassLayout, trained: Sequence[bool], exact: bool) -> None:
         """Count a step whose facts are kept, and send for them."""
@@ -104,7 +115,7 @@ class LazyNorms:
 
     def state_dict(self) -> dict[str, Any]:
         """Give everything the next decision depends on, as a tensor and plain values; nothing if there is nothing."""
-        if self._underway or not self._age or self._norms is None:
+        if self._underway or not self._age or self._ratios is None:
             return {}
         self._read()
         return {
@@ -112,7 +123,7 @@ class LazyNorms:
             "labels": list(self._labels),
             "sizes": list(self._sizes),
             "trained": list(self._trained),
-            "norms": self._norms.clone(),
+            "ratios": self._ratios.clone(),
             "base": list(self._base),
             "latest": list(self._latest),
         }
@@ -124,7 +135,7 @@ class LazyNorms:
         if self._age:
             self._labels, self._sizes, self._trained = state["labels"], state["sizes"], state["trained"]
             self._base, self._latest = state["base"], state["latest"]
-            self._norms = _overwritten(self._norms, state["norms"].to(device))
+            self._ratios = _overwritten(self._ratios, state["ratios"].to(device))
 
     def _read(self) -> None:
         """Take in the facts of the latest step; on a GPU this waits for that step and no longer."""
@@ -147,7 +158,7 @@ class LazyNorms:
 def lazy_norms(rule: Rule) -> LazyNorms | None:
     """Return what a rule with ``refresh`` needs, if it is one whose weights come from the model's class norms alone."""
     lazy = rule.refresh > 1 and rule.needs == {"norms"} and rule.per == "model"
-    return LazyNorms(rule.refresh, rule.drift) if lazy else None
+    return LazyNorms(rule.refresh, rule.drift, rule.follow) if lazy else None
 
 
 def _overwritten(kept: Tensor | None, values: Tensor) -> Tensor:

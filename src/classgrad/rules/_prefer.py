@@ -40,6 +40,7 @@ class Prefer(Rule):
         self.per = rule.per
         self.refresh = rule.refresh
         self.drift = rule.drift
+        self.follow = rule.follow
 
     def __call__(self, statistics: ClassStatistics) -> Tensor:
         """Return the wrapped rule's weights, each times its class's preference."""

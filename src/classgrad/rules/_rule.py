@@ -42,6 +42,8 @@ class Rule(ABC):
     backward pass. Above 1 this is for rules that need the norms over the whole model and nothing else."""
     drift: float = math.inf
     """The factor by which a class may move before its norms are taken anew ahead of time."""
+    follow: bool = True
+    """Whether remembered norms follow the losses of the batch at hand, as those of a cross-entropy do."""
 
     @abstractmethod
     def __call__(self, statistics: ClassStatistics) -> Tensor:
