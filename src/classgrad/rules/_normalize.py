@@ -45,8 +45,10 @@ class Normalize(Rule):
                 f"Parameter `refresh` should be 1 with per={per!r}: one backward pass has one weight per class. "
                 f"Found {refresh!r}."
             )
-        if not drift > 1:
+        if not (isinstance(drift, (int, float)) and drift > 1):
             raise InputError(f"Parameter `drift` should be a factor above 1. Found {drift!r}.")
+        if not isinstance(follow, bool):
+            raise InputError(f"Parameter `follow` should be true or false. Found {follow!r}.")
         self.per = per
         self.eps = eps
         self.refresh = refresh

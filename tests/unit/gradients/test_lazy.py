@@ -16,9 +16,9 @@ from ._reference import batch, cross_entropy, flat_grad, flat_gradients, loss_of
 NEVER = 1e9  # a factor that nothing moves by
 
 
-def setup(refresh=5, drift=NEVER, **options):
+def setup(refresh=5, drift=NEVER, follow=False, **options):
     model = small_net()
-    return model, ClassGradients(model, Normalize(refresh=refresh, drift=drift), **options)
+    return model, ClassGradients(model, Normalize(refresh=refresh, drift=drift, follow=follow), **options)
 
 
 def take(grads, x, y, move=0.05):
@@ -60,6 +60,62 @@ def test_between_exact_steps_the_norms_are_the_old_ones(engine, refresh):
     assert model[0].weight.grad is None
 
 
+def missing(losses, y):
+    """The probability that is missing from each class's examples, over the number of all."""
+    return torch.stack([(1 - torch.exp(-losses[y == c])).sum() / len(y) for c in y.unique()]).detach()
+
+
+@pytest.mark.parametrize("engine", ["fused", "joint"])
+def test_norms_follow_the_losses_of_other_batches(engine):
+    _, grads = setup(4, follow=True, engine=engine)
+    for number in range(9):
+        x, y = batch(12 + number % 3, seed=number)
+        now = missing(cross_entropy(grads.model(x), y), y)
+        step, direction, gradients = take(grads, x, y)
+        if number % 4 == 0:
+            torch.testing.assert_close(step.norms, gradients.norm(dim=1))
+            ratios = step.norms / now
+        else:
+            assert step.norms is None
+        torch.testing.assert_close(step.weights, 1 / (ratios * now))
+        torch.testing.assert_close(direction, (1 / (ratios * now)) @ gradients, rtol=1e-10, atol=1e-12)
+
+
+def test_one_layer_and_one_input_follow_exactly():
+    """The gradients of examples with the same input are (p − e_y)aᵀ, as long as their probability is missing."""
+    model = nn.Linear(4, 2).double()
+    grads = ClassGradients(model, Normalize(refresh=9, drift=NEVER))
+    x, y = torch.randn(1, 4, generator=torch.Generator().manual_seed(0)).double(), torch.tensor([0, 0, 1])
+    for number in range(5):
+        step, _, gradients = take(grads, x.expand(3, 4), y, move=0.5)
+        assert (step.norms is None) == (number > 0)
+        torch.testing.assert_close(step.weights, 1 / gradients.norm(dim=1))
+
+
+@pytest.mark.parametrize("shift", [-9.0, -0.01])
+def test_losses_below_zero_do_not_follow_and_keep_the_steps_exact(shift):
+    model, grads = setup(follow=True)
+    x, y = batch()
+    steps = [grads.backward(0.001 * cross_entropy(model(x), y) + shift, y) for _ in range(3)]
+    assert kinds(steps) == "eee"
+
+
+def test_a_class_whose_losses_vanish_is_left_out_and_the_next_step_is_exact():
+    model, grads = setup(follow=True, drift=math.inf)
+    x, y = batch()
+
+    def step(scale):
+        model.zero_grad()
+        made = grads.backward(cross_entropy(model(x), y) * torch.where(y == 1, scale, 1.0), y)
+        assert flat_grad(model).isfinite().all()
+        return made
+
+    steps = [step(1.0), step(0.0), step(1.0), step(1.0)]
+    assert kinds(steps) == "elel"
+    assert steps[1].weights[1] == 0
+    assert steps[1].finite.all()
+
+
 def test_refresh_one_is_the_same_to_the_bit():
     x, y = batch()
     found = []
@@ -88,8 +144,8 @@ def test_the_norm_follows_the_number_of_examples():
 
 def test_a_preference_on_top():
     model, (x, y) = small_net(), batch()
-    rule = Prefer(Normalize(refresh=3, drift=7.0), {1: 2.5})
-    assert (rule.refresh, rule.drift) == (3, 7.0)
+    rule = Prefer(Normalize(refresh=3, drift=7.0, follow=False), {1: 2.5})
+    assert (rule.refresh, rule.drift, rule.follow) == (3, 7.0, False)
     grads = ClassGradients(model, rule)
     norms = take(grads, x, y)[2].norm(dim=1)
     step, direction, gradients = take(grads, x, y)
@@ -102,6 +158,7 @@ def test_a_preference_on_top():
 def test_a_rule_of_ones_own():
     class Root(Rule):
         refresh = 3
+        follow = False
 
         def __call__(self, statistics):
             return statistics.norms.where(statistics.active, 1).rsqrt()
@@ -289,7 +346,7 @@ def test_batch_norm_takes_one_pass_in_between():
     with torch.random.fork_rng():
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Tanh(), nn.Linear(5, 3)).double()
-    grads = ClassGradients(model, Normalize(refresh=3, drift=NEVER))
+    grads = ClassGradients(model, Normalize(refresh=3, drift=NEVER, follow=False))
     x, y = batch()
     with pytest.warns(UserWarning, match="mixes the examples"):
         norms = take(grads, x, y)[0].norms
@@ -360,11 +417,11 @@ def test_a_short_gradient_in_half_precision_does_not_overflow():
 
 def test_state_goes_on_where_it_was_taken():
     x, y = batch()
-    model, grads = setup(refresh=4, drift=1.02)
+    model, grads = setup(refresh=4, drift=1.02, follow=True)
     straight = [take(grads, x, y, move=0.3) for _ in range(12)]
     assert len(set(kinds([s for s, _, _ in straight])[1:])) == 2
     for stop in range(12):
-        model, grads = setup(refresh=4, drift=1.02)
+        model, grads = setup(refresh=4, drift=1.02, follow=True)
         for _ in range(stop):
             take(grads, x, y, move=0.3)
         fresh = ClassGradients(copy.deepcopy(model), Normalize(refresh=4, drift=1.02))
@@ -427,6 +484,8 @@ def test_a_captured_step_on_the_cpu_is_lazy_too():
         ({"refresh": 2, "per": "layer"}, "`refresh` should be 1 with per='layer'"),
         ({"refresh": 2, "drift": 1.0}, "`drift` should be a factor above 1. Found 1.0"),
         ({"drift": math.nan}, "`drift` should be a factor above 1"),
+        ({"drift": "inf"}, "`drift` should be a factor above 1. Found 'inf'"),
+        ({"follow": 1}, "`follow` should be true or false. Found 1"),
     ],
 )
 def test_bad_settings(options, message):
@@ -436,4 +495,5 @@ def test_bad_settings(options, message):
 
 def test_the_name_tells():
     assert repr(Normalize()) == "Normalize(per='model', eps=0.0)"
-    assert repr(Normalize(refresh=5, drift=2)) == "Normalize(per='model', eps=0.0, refresh=5, drift=2.0)"
+    lazy = "Normalize(per='model', eps=0.0, refresh=5, drift=3.0, follow=True)"
+    assert repr(Normalize(refresh=5, drift=3)) == lazy
