@@ -188,7 +188,9 @@ class ClassGradients:
 
     def lazy(self, layout: ClassLayout) -> bool:
         """Say, before its forward even, whether the next step will go by remembered norms if its batch is such."""
-        return self._lazy is not None and self._lazy.lazy(layout, self._trained())
+        if self._lazy is None:
+            return False
+        return self._lazy.lazy(layout, [p.requires_grad for p in self.model.parameters()])
 
     def made(self, step: Step, layout: ClassLayout) -> None:
         """Count a step that was replayed from a recording.
@@ -201,7 +203,7 @@ class ClassGradients:
         if self.classes is None:
             self._lazy.forget()
         else:
-            self._lazy.note(layout, self._trained(), exact=step.norms is not None)
+            self._lazy.note(layout, exact=step.norms is not None)
 
     def state_dict(self) -> dict[str, Any]:
         """Give what is remembered between steps under a rule with ``refresh``, as a tensor and plain values.
@@ -388,9 +390,6 @@ class ClassGradients:
             finally:
                 self._engines.release(graph)
 
-    def _trained(self) -> list[bool]:
-        return [p.requires_grad for p in self.model.parameters()]
-
     def _recall(self, losses: Tensor, layout: ClassLayout, lazy: bool | None) -> tuple[Tensor | None, Tensor | None]:
         """Return what norms are remembered by, and those that a step is to go by, None if it is to take its own."""
         if self._lazy is None:
@@ -405,7 +404,7 @@ class ClassGradients:
         if self._lazy is not None and extents is not None:
             self._lazy.keep(step, extents)
             if lazy is None:
-                self._lazy.note(layout, self._trained(), exact=step.norms is not None)
+                self._lazy.note(layout, exact=step.norms is not None)
 
     def _begin(self, total: int | None) -> Accumulator | ClassStream:
         """Return the sums that the micro-batches of this step go to."""

@@ -50,10 +50,11 @@ class LazyNorms:
         """The same of the latest step; nan for a class that was not in it, inf for one that was not finite."""
 
     def lazy(self, layout: ClassLayout, trained: Sequence[bool]) -> bool:
-        """Say whether a step on such a batch may go by the remembered norms."""
-        if self._underway or not 0 < self._age < self.refresh:
-            return False
-        if layout.labels != self._labels or trained != self._trained:
+        """Say whether a step on such a batch, of such parameters, may go by the remembered norms."""
+        if trained != self._trained:
+            self.forget()
+            self._trained = list(trained)
+        if self._underway or not 0 < self._age < self.refresh or layout.labels != self._labels:
             return False
         self._read()
         rows = zip(layout.sizes, self._sizes, self._base, self._latest, strict=True)
@@ -67,7 +68,8 @@ class LazyNorms:
         """Return q_l of a batch."""
         losses = losses.detach().to(torch.promote_types(losses.dtype, torch.float32))
         each = -torch.expm1(-losses) if self.follow else torch.ones_like(losses)
-        return layout.sum(each) / layout.examples
+        with torch.autocast(losses.device.type, enabled=False):  # a sum on a GPU is a product
+            return layout.sum(each) / layout.examples
 
     def norms(self, extents: Tensor) -> Tensor:
         """Return the norms to go by in a batch with such q_l."""
@@ -93,13 +95,12 @@ class LazyNorms:
         if step.norms is not None:
             self._ratios = _overwritten(self._ratios, step.norms / extents.where(extents > 0, 1))
 
-    def note(self, layout: ClassLayout, trained: Sequence[bool], exact: bool) -> None:
+    def note(self, layout: ClassLayout, exact: bool) -> None:
         """Count a step whose facts are kept, and send for them."""
         assert self._facts is not None
         if exact:
             self._age = 0
-            self._labels, self._sizes, self._trained = layout.labels, layout.sizes, list(trained)
-            self._base = []
+            self._labels, self._sizes, self._base = layout.labels, layout.sizes, []
         self._underway = False
         self._age += 1
         self._unread = layout.sizes
