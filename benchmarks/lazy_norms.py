@@ -10,7 +10,8 @@ read, not repeated.
 
     python benchmarks/lazy_norms.py price [--models mlp,simple_cnn] [--layouts 2x64,10x13] [--seconds 10] [--tf32]
     python benchmarks/lazy_norms.py truth [--problems digits-bi20,gaussian-bi60] [--algorithms pcngd,pcnsgd,pcnsgd+o]
-                                          [--seeds 5] [--ways 2,off,"off held"] [--data-dir DIR] [--out runs/lazy-norms]
+                                          [--seeds 5] [--steps N] [--look 1] [--ways 2,off,"off held"]
+                                          [--data-dir DIR] [--out runs/lazy-norms]
 
 Both take [--refresh 1,2,5,10,50] [--device cpu|cuda] [--json FILE]. The problem bi7a needs CIFAR and, better, a GPU.
 """
@@ -96,9 +97,13 @@ def price(name: str, layout: tuple[int, int], refreshes: list[int], device: str,
 
 @dataclass(frozen=True)
 class Seen:
-    """A run, and the errors of its lazy directions: degrees, and length over exact length; nan at exact steps."""
+    """A run, which of its steps were exact, and the errors of those looked at of the others.
+
+    Errors are an angle in degrees and a length over the exact length; nan where nobody looked.
+    """
 
     run: Run
+    exact: np.ndarray
     angles: np.ndarray
     lengths: np.ndarray
 
@@ -123,21 +128,24 @@ def rule_options(refresh: int, way: str) -> dict[str, Any]:
     return {"refresh": refresh, "drift": NEVER if drift == "off" else float(drift), "follow": not held}
 
 
-def watched_run(spec: RunSpec, dataset: Dataset) -> Seen:
-    """Train, and look at every step that went by remembered norms."""
+def watched_run(spec: RunSpec, dataset: Dataset, look: int) -> Seen:
+    """Train, and look at the steps that went by remembered norms, or at one step in ``look``."""
     device = resolve_device(spec.device)
-    angles, lengths = np.full(spec.steps, np.nan), np.full(spec.steps, np.nan)
+    exact, angles, lengths = (np.full(spec.steps, value) for value in (1.0, np.nan, np.nan))
     with repeatable(device, spec.precision, spec.threads), forked(device):
         trainer = Trainer(spec, dataset, device)
         update = trainer.update
 
         def watched(indices: Tensor) -> Update:
-            _, grads = trainer.class_gradients()
-            _, losses, y = trainer.forward(trainer.train, indices)
-            table = grads.gradients(losses, y).matrix
+            table = None
+            if trainer.step % look == 0:
+                _, losses, y = trainer.forward(trainer.train, indices)
+                table = trainer.class_gradients()[1].gradients(losses, y).matrix
             made = update(indices)
             if made.seen.norms is None:
-                angles[made.number], lengths[made.number] = errors(table, made.seen.weights)
+                exact[made.number] = 0
+                if table is not None:
+                    angles[made.number], lengths[made.number] = errors(table, made.seen.weights)
             return made
 
         if spec.rule_options["refresh"] > 1:
@@ -145,20 +153,20 @@ def watched_run(spec: RunSpec, dataset: Dataset) -> Seen:
         recorder = Recorder(run_meta(spec, dataset, device))
         run = Loop(trainer, recorder, None, Interruption(), 60.0, None, dataset.preprocessing).run(resume=False)
         trainer.close()
-    return Seen(run, angles, lengths)
+    return Seen(run, exact, angles, lengths)
 
 
-def seen(spec: RunSpec, dataset: Dataset, out: Path) -> Seen:
+def seen(spec: RunSpec, dataset: Dataset, out: Path, look: int) -> Seen:
     """Read a run that was made before, or make it."""
-    folder = out / spec.identity(dataset.fingerprint)
+    folder = out / f"{spec.identity(dataset.fingerprint)}-{look}"
     record, facts = folder / "run.npz", folder / "errors.npz"
     if facts.exists():
         arrays = np.load(facts)
-        return Seen(load_run(record), arrays["angles"], arrays["lengths"])
-    made = watched_run(spec, dataset)
+        return Seen(load_run(record), arrays["exact"], arrays["angles"], arrays["lengths"])
+    made = watched_run(spec, dataset, look)
     folder.mkdir(parents=True, exist_ok=True)
     save_run(made.run, record)
-    np.savez(facts.with_suffix(".tmp.npz"), angles=made.angles, lengths=made.lengths)
+    np.savez(facts.with_suffix(".tmp.npz"), exact=made.exact, angles=made.angles, lengths=made.lengths)
     facts.with_suffix(".tmp.npz").replace(facts)
     return made
 
@@ -175,7 +183,7 @@ def row(group: list[Seen]) -> dict[str, Any]:
     finals = [100 * run.macro_recall("test")[-1] for run in runs]
     minority = [100 * run.minority_recall("test")[-1] for run in runs]
     return {
-        "exact": float(np.mean([1 - at.mean() for at in lazies])),
+        "exact": float(np.mean([one.exact.mean() for one in group])),
         "angle": float(np.mean([a.mean() for a in angles])) if angles else 0.0,
         "worst_angle": float(max((a.max() for a in angles), default=0.0)),
         "length": float(np.mean([v.mean() for v in lengths])) if lengths else 0.0,
@@ -254,9 +262,9 @@ def show_truth(options: argparse.Namespace) -> list[dict[str, Any]]:
                             gradients=False,
                             device=options.device,
                             rule_options=rule_options(k, way),
-                            **PROBLEMS[problem],
+                            **{**PROBLEMS[problem], **({"steps": options.steps} if options.steps else {})},
                         )
-                        group.append(seen(spec, dataset, options.out))
+                        group.append(seen(spec, dataset, options.out, options.look))
                     print("\r\033[K", end="", file=sys.stderr)
                     found = row(group)
                     rows.append({"problem": problem, "algorithm": algorithm, "refresh": k, "way": way, **found})
@@ -277,6 +285,8 @@ def main() -> None:
     parser.add_argument("--problems", default="digits-bi20,gaussian-bi60")
     parser.add_argument("--algorithms", default="pcngd,pcnsgd,pcnsgd+o")
     parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--steps", type=int, help="of a run, in place of the problem's own number")
+    parser.add_argument("--look", type=int, default=1, help="compare one step in so many; coprime to every k")
     parser.add_argument("--ways", type=lambda text: text.split(","), default=["2", "off", "off held"])
     parser.add_argument("--data-dir")
     parser.add_argument("--out", type=Path, default=Path("runs/lazy-norms"))
