@@ -1,7 +1,7 @@
 """What remembered norms save, and what they cost in truth: ``Normalize(refresh=k)`` for several k.
 
-``price`` times k steps of a cycle (one exact, k - 1 by remembered norms) as a ratio to plain SGD steps on the same
-batch; the contenders take turns, a cycle at a time, and the median counts.
+``price`` times exact steps and steps by remembered norms, as ratios to the plain SGD step on the same batch; they take
+turns and the median counts. The price of k is that of one exact step and k - 1 of the others, over k.
 
 ``truth`` trains with every k and compares, at every step that went by remembered norms, its direction with the exact
 one of the same batch at the same iterate: the angle between them and the error of its length; then how soon and how
@@ -65,34 +65,32 @@ def lazy(model: nn.Module, x: Tensor, y: Tensor, refresh: int, through: bool) ->
     return (lambda: grads.backward_through(losses, x, y)) if through else (lambda: grads.backward(losses(x, y), y))
 
 
-def price(name: str, layout: tuple[int, int], refreshes: list[int], device: str, seconds: float) -> dict[str, float]:
-    """Seconds of a plain step, and the ratio to it of a step with every k; the last k with watched layers too."""
+def price(name: str, layout: tuple[int, int], device: str, seconds: float) -> dict[str, float]:
+    """Median seconds of a plain step, an exact one, and one by remembered norms with the layers at rest or watched."""
     classes, per_class = layout
     make, inputs = MODELS[name]
     torch.manual_seed(0)
     x = inputs(classes * per_class).to(device)
     y = torch.arange(classes).repeat_interleave(per_class)[torch.randperm(classes * per_class)].to(device)
-    contenders: dict[str, tuple[int, Callable[[nn.Module], Step]]] = {"plain": (1, lambda m: plain(m, x, y))}
-    for k in refreshes:
-        contenders[f"k={k}"] = (k, lambda m, k=k: lazy(m, x, y, k, through=True))
-    last = refreshes[-1]
-    contenders[f"k={last}, backward"] = (last, lambda m: lazy(m, x, y, last, through=False))
+    contenders: dict[str, Callable[[nn.Module], Step]] = {
+        "plain": lambda model: plain(model, x, y),
+        "exact": lambda model: lazy(model, x, y, 1, through=True),
+        "lazy": lambda model: lazy(model, x, y, 10**9, through=True),
+        "watched": lambda model: lazy(model, x, y, 10**9, through=False),
+    }
     runs = {}
-    for contender, (cycle, start) in contenders.items():
+    for contender, start in contenders.items():
         torch.manual_seed(1)
         model = make(classes).to(device)
-        optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-        runs[contender] = (cycle, start(model), optimizer)
-        for _ in range(cycle):
-            _step(*runs[contender][1:], device)
-    times: dict[str, list[float]] = {c: [] for c in runs}
-    start_time = time.perf_counter()
-    while time.perf_counter() - start_time < seconds or len(times["plain"]) < 3:
-        for contender, (cycle, step, optimizer) in runs.items():
-            times[contender].append(sum(_step(step, optimizer, device) for _ in range(cycle)) / cycle)
-    base = statistics.median(times["plain"])
-    ratios = {c: statistics.median(values) / base for c, values in times.items() if c != "plain"}
-    return {"seconds": base, **ratios}
+        runs[contender] = start(model), torch.optim.SGD(model.parameters(), lr=1e-3)
+        for _ in range(3):
+            _step(*runs[contender], device)
+    times: dict[str, list[float]] = {contender: [] for contender in runs}
+    begin = time.perf_counter()
+    while time.perf_counter() - begin < seconds or len(times["plain"]) < 5:
+        for contender, run in runs.items():
+            times[contender].append(_step(*run, device))
+    return {contender: statistics.median(values) for contender, values in times.items()}
 
 
 @dataclass(frozen=True)
@@ -203,7 +201,7 @@ def _spread(values: list[float]) -> tuple[float, float]:
     return (float(np.mean(values)), float(np.std(values, ddof=1))) if len(values) > 1 else (math.nan, math.nan)
 
 
-def cells(k: int, way: str, found: dict[str, Any]) -> list[str]:
+def cells_of(k: int, way: str, found: dict[str, Any]) -> list[str]:
     tau = "{:.1f} ± {:.1f}".format(*found["tau"])
     return [
         str(k),
@@ -223,17 +221,17 @@ def show_price(options: argparse.Namespace) -> list[dict[str, Any]]:
     layouts = [tuple(int(v) for v in layout.split("x")) for layout in options.layouts.split(",")]
     if options.tf32:
         torch.set_float32_matmul_precision("high")
-    last = options.refresh[-1]
     print("| model | classes × each | plain, ms |" + "".join(f" k = {k} |" for k in options.refresh), end="")
-    print(f" k = {last}, `backward` |\n|{'---|' * (len(options.refresh) + 4)}", flush=True)
+    print(f" lazy alone | lazy, `backward` |\n|{'---|' * (len(options.refresh) + 5)}", flush=True)
     rows = []
     for name in options.models.split(","):
         for layout in layouts:
-            found = price(name, layout, options.refresh, options.device, options.seconds)
+            found = price(name, layout, options.device, options.seconds)
+            base, exact, light, watched = (found[key] for key in ("plain", "exact", "lazy", "watched"))
+            steps = [*((exact + (k - 1) * light) / k for k in options.refresh), light, watched]
             rows.append({"model": name, "layout": layout, **found})
-            ratios = [f"{value:.2f}" for key, value in found.items() if key != "seconds"]
-            shape = f"{layout[0]} × {layout[1]}"
-            print(f"| {' | '.join([name, shape, format(found['seconds'] * 1e3, '.1f'), *ratios])} |", flush=True)
+            cells = [name, f"{layout[0]} × {layout[1]}", f"{base * 1e3:.1f}", *(f"{step / base:.2f}" for step in steps)]
+            print(f"| {' | '.join(cells)} |", flush=True)
     return rows
 
 
@@ -268,7 +266,7 @@ def show_truth(options: argparse.Namespace) -> list[dict[str, Any]]:
                     print("\r\033[K", end="", file=sys.stderr)
                     found = row(group)
                     rows.append({"problem": problem, "algorithm": algorithm, "refresh": k, "way": way, **found})
-                    print(f"| {' | '.join(cells(k, way, found))} |", flush=True)
+                    print(f"| {' | '.join(cells_of(k, way, found))} |", flush=True)
     return rows
 
 
