@@ -22,6 +22,7 @@ class Capture:
 
     def __init__(self, modules: Iterable[nn.Module] = (), wanted: Callable[[nn.Module], bool] = bool) -> None:
         self.closed = False
+        self.resting = False
         self._nodes: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
         self._count = itertools.count()
         # First in line: what other hooks make of the layer's output comes after it.
@@ -39,13 +40,18 @@ class Capture:
     def _hook(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Tensor | None:
         if self.closed:
             self.close()
-        if self.closed or not isinstance(output, Tensor) or not output.requires_grad:
+        if self.closed or self.resting or not isinstance(output, Tensor) or not output.requires_grad:
             return None
         if torch._C._current_graph_task_id() != -1:  # gradient checkpointing runs the layer again
             return None
         tapped = tap(Call(module, args, kwargs, output), output)
         self._nodes[next(self._count)] = tapped.grad_fn
         return tapped
+
+    @property
+    def holding(self) -> bool:
+        """Whether there are calls of any live graph."""
+        return len(self._nodes) > 0
 
     def calls(self, graph: Container[Any]) -> list[tuple[GradientEdge, Call]]:
         """Return the calls that are part of a graph, in the order of the forward pass."""

@@ -101,10 +101,11 @@ def combine(
     return step, directions
 
 
-def weigh_blindly(rule: Rule, losses: Tensor, layout: ClassLayout, finite: Tensor) -> Step:
-    """Return the step of a rule that needs to know nothing of the class gradients."""
-    weights = _weights(rule, layout, (layout.counts > 0) & finite)
-    return Step(layout.classes, layout.counts, losses, weights.to(losses.dtype), finite)
+def weigh_blindly(rule: Rule, losses: Tensor, layout: ClassLayout, finite: Tensor, norms: Tensor | None = None) -> Step:
+    """Return the step of a rule that needs to know nothing of the class gradients, or only remembered ``norms``."""
+    weights = _weights(rule, layout, (layout.counts > 0) & finite, norms)
+    weights = weights.to(losses.dtype) if norms is None else weights  # in low precision 1/‖g_l‖ may overflow
+    return Step(layout.classes, layout.counts, losses, weights, finite)
 
 
 def refuse(step: Step, wishes: Wishes) -> None:

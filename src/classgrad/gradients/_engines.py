@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
 
@@ -62,6 +63,20 @@ class Engines:
     def closed(self) -> bool:
         """Whether the hooks are gone."""
         return self._capture.closed
+
+    @property
+    def holding(self) -> bool:
+        """Whether there is anything to release."""
+        return self._capture.holding
+
+    @contextmanager
+    def resting(self, rest: bool) -> Iterator[None]:
+        """Let the layers run without being watched, if so asked: the step will not need to know what they saw."""
+        self._capture.resting = rest
+        try:
+            yield
+        finally:
+            self._capture.resting = False
 
     def release(self, graph: Graph) -> None:
         """Let go of what the layers of a graph saw."""

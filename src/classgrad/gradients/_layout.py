@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from functools import cached_property
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -17,14 +19,15 @@ class ClassLayout:
 
     ``classes`` are the labels in ascending order (those declared, or those present), ``index`` the position of each
     example's class in them, ``counts`` the number of examples of each, ``order`` what sorts the examples by class
-    (None if they are).
+    (None if they are). ``labels`` and ``sizes`` are the classes and counts as plain numbers.
     """
 
     def __init__(self, classes: Tensor, index: Tensor) -> None:
         self.classes = classes
         self.index = index
         self.counts = torch.bincount(index, minlength=len(classes))
-        self.sizes: list[int] = self.counts.tolist()
+        # One transfer for both: each is a wait for the device.
+        self.labels, self.sizes = cast("list[list[int]]", torch.stack((classes, self.counts)).tolist())
         self.order = None if _ascending(index) else index.argsort(stable=True)
 
     def __len__(self) -> int:
@@ -75,6 +78,14 @@ class ClassLayout:
     def singles(self) -> kernels.Segments:
         """The examples as segments of their own, for the kernels."""
         return kernels.Segments([1] * self.examples, self.index.device)
+
+    def grouped(self) -> ClassLayout:
+        """Return the layout of the same batch in class order."""
+        out = copy.copy(self)
+        out.__dict__ = {**vars(self), "index": self.group(self.index), "order": None}
+        for made in ("_members", "singles"):
+            out.__dict__.pop(made, None)
+        return out
 
     def group(self, values: Tensor) -> Tensor:
         """Return the examples (first dimension) in class order; the same tensor if they already are."""

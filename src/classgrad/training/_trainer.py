@@ -138,6 +138,7 @@ class Trainer:
             "augmentation": self.train.state_dict(),
             "random": global_state(self.device),
             "reservoir": self.reservoir.state_dict() if self.reservoir else None,
+            "gradients": self._grads.state_dict() if self._grads else None,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -153,6 +154,8 @@ class Trainer:
         restore_global_state(state["random"], self.device)
         if self.reservoir is not None:
             self.reservoir.load_state_dict(state["reservoir"])
+        if self._grads is not None:
+            self._grads.load_state_dict(state["gradients"])
 
     def close(self) -> None:
         """Remove the hooks from the model."""
@@ -179,16 +182,12 @@ class Trainer:
         """Write Σ_l w_l g_l; a batch of more than a chunk streams class by class."""
         if isinstance(self.rule, Rescale) and self.step % self.rule.every == 0:
             self._refresh(grads)
-        if len(indices) > self.spec.chunk:
-            step = grads.backward_through(
-                lambda part, y: self.forward(self.train, part, augment=True)[1],
-                indices,
-                self.train.y[indices],
-                chunk=self.spec.chunk,
-            )
-        else:
-            _, losses, y = self.forward(self.train, indices, augment=True)
-            step = grads.backward(losses, y)
+        step = grads.backward_through(
+            lambda part, y: self.forward(self.train, part, augment=True)[1],
+            indices,
+            self.train.y[indices],
+            chunk=self.spec.chunk if len(indices) > self.spec.chunk else None,
+        )
         if self.reservoir is not None and step.gram is not None:
             self.reservoir.offer(self.step, float(pcn_margin(step.gram).amin()), self.model)
         return step

@@ -30,9 +30,9 @@ def spec(name, **changes):
     return RunSpec("data", name, **{**settings, **changes})
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
-def test_the_same_seed_gives_the_same_bits_and_survives_a_crash(name, tmp_path):
-    chosen = spec(name, every=True)
+@pytest.mark.parametrize(("name", "options"), [*((name, {}) for name in ALGORITHMS), ("pcnsgd+o", {"refresh": 5})])
+def test_the_same_seed_gives_the_same_bits_and_survives_a_crash(name, options, tmp_path):
+    chosen = spec(name, every=True, rule_options=options)
     straight = train(chosen, data=FEATURES)
     assert train(chosen, data=FEATURES).differences(straight) == []
 
