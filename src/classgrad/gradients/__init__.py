@@ -5,11 +5,11 @@ backward per class) and ``fused`` (one backward for all), which reads each layer
 output gradient by the rules in ``layers/``; ``register_layer`` adds one.
 
 ``CapturedStep`` replays whole steps as CUDA graphs. What it is made of serves loops of one's own: ``Recordings`` of any
-function of device tensors, ``RecordedUpdate`` of an optimizer, and ``step_by_class`` and ``refresh_by_class``, which
-take batches of known make-up without waiting for the device.
+function of device tensors, ``RecordedUpdate`` of an optimizer, and ``step_laid_out``, ``step_by_class`` and
+``refresh_by_class``, which take batches of known make-up without waiting for the device.
 """
 
-from classgrad.gradients._by_class import refresh_by_class, step_by_class
+from classgrad.gradients._by_class import refresh_by_class, step_by_class, step_laid_out
 from classgrad.gradients._captured import CapturedStep
 from classgrad.gradients._class_gradients import ClassGradients
 from classgrad.gradients._layout import ClassLayout, class_layout
@@ -33,5 +33,6 @@ __all__ = [
     "refresh_by_class",
     "register_layer",
     "step_by_class",
+    "step_laid_out",
     "why_not",
 ]

@@ -3,24 +3,31 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from classgrad.gradients._capture import Call
 from classgrad.gradients._graph import Graph
 from classgrad.gradients._joint import gradients_of
 from classgrad.gradients._layout import ClassLayout
 from classgrad.gradients._registry import rule_of
+from classgrad.gradients._taps import Call
 
 Calls = Sequence[tuple[GradientEdge, Call]]
 
 
-def mixing_layer(model: nn.Module, names: dict[nn.Module, str], declared: tuple[type[nn.Module], ...]) -> str | None:
-    """Return the name of a layer known to mix examples in its present mode, if there is one."""
-    for module in model.modules():
+def may_mix(model: nn.Module, declared: tuple[type[nn.Module], ...]) -> list[nn.Module]:
+    """Return the layers that mix examples in some mode or other."""
+    return [module for module in model.modules() if isinstance(module, (_BatchNorm, *declared))]
+
+
+def mixing_layer(
+    candidates: Iterable[nn.Module], names: dict[nn.Module, str], declared: tuple[type[nn.Module], ...]
+) -> str | None:
+    """Return the name of a candidate that mixes examples in its present mode, if there is one."""
+    for module in candidates:
         statistics = isinstance(module, _BatchNorm) and (module.training or module.running_mean is None)
         if statistics or (declared and isinstance(module, declared)):
             return f"{names.get(module, '?')} ({type(module).__name__})"

@@ -1,4 +1,4 @@
-"""Full batches class by class, in pieces of known sizes: what a recording needs, since nothing waits for the device."""
+"""Steps on batches of known make-up: what a recording needs, since nothing waits for the device."""
 
 from __future__ import annotations
 
@@ -10,11 +10,22 @@ from torch import Tensor
 
 from classgrad.gradients._class_gradients import ClassGradients
 from classgrad.gradients._joint import gradients_of
+from classgrad.gradients._layout import ClassLayout
 from classgrad.gradients._step import Step
 from classgrad.gradients._write import write
 
 LossOf = Callable[[Tensor], Tensor]
-"""From examples of one class to one loss for each."""
+"""From examples to one loss for each."""
+
+
+def step_laid_out(grads: ClassGradients, loss_of: LossOf, x: Tensor, layout: ClassLayout, lazy: bool) -> Step:
+    """Make the step on examples ``x`` whose classes are laid out, going by remembered norms if ``lazy``.
+
+    Say ``grads.made(step, layout)`` after each such step and each of its replays.
+    """
+    with grads._engines.resting(lazy):
+        losses = loss_of(x)
+    return grads.backward_laid_out(losses, layout, lazy=lazy)
 
 
 def step_by_class(grads: ClassGradients, loss_of: LossOf, x: Tensor, counts: Sequence[int], chunk: int) -> Step:

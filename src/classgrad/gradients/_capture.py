@@ -14,86 +14,7 @@ from torch.autograd.graph import GradientEdge
 from torch.utils.hooks import RemovableHandle
 
 from classgrad._errors import InputError
-
-
-class Call:
-    """One call of a layer in a forward pass: its module as it was then, and what went in."""
-
-    __slots__ = (
-        "__weakref__",
-        "inputs",
-        "kwargs",
-        "module",
-        "parameters",
-        "saved",
-        "shape",
-        "sink",
-        "training",
-        "versions",
-    )
-
-    def __init__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> None:
-        self.module = module
-        self.training = module.training
-        # Those that were in use: torch.func.functional_call and the like put others in their place for a while.
-        self.parameters = {name: p for name, p in module._parameters.items() if p is not None and p.requires_grad}
-        self.inputs = args
-        self.kwargs = kwargs
-        self.versions = [v._version for v in self._tensors()]
-        self.shape = output.shape
-        self.saved = _saved_statistics(output) if isinstance(module, (nn.GroupNorm, nn.LayerNorm)) else None
-        self.sink: Callable[[Tensor], None] | None = None  # where the output's gradient is to go in the step
-
-    def _tensors(self) -> Iterable[Tensor]:
-        return (v for v in (*self.inputs, *self.kwargs.values()) if isinstance(v, Tensor))
-
-    def argument(self, position: int, name: str, default: Any = None) -> Any:
-        """Return an argument of the layer's forward, however it was passed."""
-        return self.inputs[position] if position < len(self.inputs) else self.kwargs.get(name, default)
-
-    @property
-    def input(self) -> Tensor:
-        """The layer's first input, whatever its forward calls it."""
-        value: Tensor = self.argument(0, "input", next(iter(self.kwargs.values()), None))
-        return value
-
-    def release(self) -> None:
-        """Let go of what went in: the step has made use of it."""
-        self.inputs, self.kwargs, self.saved = (), {}, None
-
-    def modified(self) -> bool:
-        """Whether an input was changed in place since, so that the layer's gradient can no longer be had from it."""
-        return self.versions != [v._version for v in self._tensors()]
-
-
-def _saved_statistics(output: Tensor) -> tuple[Tensor, Tensor] | None:
-    """Return the mean and inverse deviation a normalization layer saved for its own backward, if there are any."""
-    node = output.grad_fn
-    if node is None or node.name() not in ("NativeGroupNormBackward0", "NativeLayerNormBackward0"):
-        return None
-    if torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:
-        return None  # under gradient checkpointing or offloading they are packed away; they are made again when needed
-    return node._saved_result1, node._saved_result2  # type: ignore[attr-defined]  # made by torch's code generator
-
-
-class _Tap(torch.autograd.Function):
-    """The identity; its node stands for the layer's output in the graph and holds the call until the step is made."""
-
-    @staticmethod
-    def forward(ctx: Any, output: Tensor, call: Call) -> Tensor:
-        """Return the output under a new name."""
-        ctx.call = call
-        # Unlike a view this may be changed in place by what follows, and unlike `.data` it shares the version counter,
-        # so autograd still notices if the layer needs its unchanged output.
-        return output.detach()
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        """Return the gradient, after it went where the step wants it."""
-        sink = None if ctx.call is None else ctx.call.sink
-        if sink is not None:
-            sink(gradient)
-        return gradient, None
+from classgrad.gradients._taps import Call, tap
 
 
 class Capture:
@@ -101,6 +22,7 @@ class Capture:
 
     def __init__(self, modules: Iterable[nn.Module] = (), wanted: Callable[[nn.Module], bool] = bool) -> None:
         self.closed = False
+        self.resting = False
         self._nodes: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
         self._count = itertools.count()
         # First in line: what other hooks make of the layer's output comes after it.
@@ -118,13 +40,18 @@ class Capture:
     def _hook(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Tensor | None:
         if self.closed:
             self.close()
-        if self.closed or not isinstance(output, Tensor) or not output.requires_grad:
+        if self.closed or self.resting or not isinstance(output, Tensor) or not output.requires_grad:
             return None
         if torch._C._current_graph_task_id() != -1:  # gradient checkpointing runs the layer again
             return None
-        tapped: Tensor = _Tap.apply(output, Call(module, args, kwargs, output))  # type: ignore[no-untyped-call]
+        tapped = tap(Call(module, args, kwargs, output), output)
         self._nodes[next(self._count)] = tapped.grad_fn
         return tapped
+
+    @property
+    def holding(self) -> bool:
+        """Whether there are calls of any live graph."""
+        return len(self._nodes) > 0
 
     def calls(self, graph: Container[Any]) -> list[tuple[GradientEdge, Call]]:
         """Return the calls that are part of a graph, in the order of the forward pass."""

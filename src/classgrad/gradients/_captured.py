@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from classgrad._errors import InputError
+from classgrad.gradients._by_class import step_laid_out
 from classgrad.gradients._checks import check_labels
 from classgrad.gradients._class_gradients import ClassGradients
 from classgrad.gradients._layout import ClassLayout, class_layout
@@ -72,23 +73,27 @@ class CapturedStep:
             self._laid_out[key] = _lay_out(labels.to(x.device), self.grads.classes)
         if self._update is not None:
             self._update.fill()
-        step, gradients = self._replayed(key, x)
+        layout, labels = self._laid_out[key]
+        step, gradients = self._replayed(key, x, labels, layout)
         for p, gradient in gradients.items():
             p.grad = gradient
+        self.grads.made(step, layout)
         return replace(step)
 
-    def _replayed(self, key: Hashable, x: Tensor) -> tuple[Step, dict[nn.Parameter, Tensor]]:
-        layout, y = self._laid_out[key]
+    def _replayed(
+        self, key: Hashable, x: Tensor, y: Tensor, layout: ClassLayout
+    ) -> tuple[Step, dict[nn.Parameter, Tensor]]:
         settings = None if self._update is None else self._update.key
+        lazy = self.grads.lazy(layout)
         try:
-            return self._recordings((key, settings), lambda batch: self._work(batch, y, layout), x)
+            return self._recordings((key, settings, lazy), lambda batch: self._work(batch, y, layout, lazy), x)
         except Unrecordable as error:
             raise InputError(f"{error} Use ClassGradients.backward for this model and loss.") from error
 
-    def _work(self, x: Tensor, y: Tensor, layout: ClassLayout) -> tuple[Step, dict[nn.Parameter, Tensor]]:
+    def _work(self, x: Tensor, y: Tensor, layout: ClassLayout, lazy: bool) -> tuple[Step, dict[nn.Parameter, Tensor]]:
         for p in self.grads.parameters:
             p.grad = None
-        step = self.grads.backward_laid_out(self.loss_fn(x, y), layout)
+        step = step_laid_out(self.grads, lambda batch: self.loss_fn(batch, y), x, layout, lazy)
         if self._update is not None:
             self._update()
         return step, {p: p.grad for p in self.grads.parameters if p.grad is not None}

@@ -24,13 +24,14 @@ from classgrad.gradients._combine import (
     combine,
     refuse,
     scope_of,
-    weigh_blindly,
 )
 from classgrad.gradients._engines import Engine, Engines, Plan
-from classgrad.gradients._graph import Graph, read_graph
-from classgrad.gradients._joint import all_finite, class_passes, distinct, gradients_of, joint_terms
+from classgrad.gradients._graph import NO_GRAPH, Graph, read_graph
+from classgrad.gradients._joint import class_passes, gradients_of, joint_terms
 from classgrad.gradients._layout import ClassLayout, class_layout, declared_classes
-from classgrad.gradients._select import class_parts, examples_of, select
+from classgrad.gradients._lazy import lazy_norms
+from classgrad.gradients._plain import weighted_backward
+from classgrad.gradients._select import class_parts, examples_of, holds, select
 from classgrad.gradients._step import Step
 from classgrad.gradients._stream import ClassStream, Direction
 from classgrad.gradients._table import GradientTable, Verification, relative_errors
@@ -98,6 +99,7 @@ class ClassGradients:
         self._max_memory = max_memory
         self._engines = Engines(model, engine, max_memory, mixing)
         self._group = group
+        self._lazy = None if norms or gram or group or engine == "split" else lazy_norms(self.rule)
         self._pending: Accumulator | ClassStream | None = None
         self._scaler: GradScaler | None = None
         self._reference: Reference | None = None
@@ -129,6 +131,13 @@ class ClassGradients:
         :param y: the class of each example, or any other grouping of them, shape (N,).
         :param scaler: the GradScaler of mixed precision; then step with ``scaler.step(optimizer)``. The direction is
             written times its scale, and an inf in a class gradient makes it skip the step.
+
+        Under a rule with ``refresh=k`` one step in k is exact and the others weigh the classes by its norms, in one
+        plain backward pass that does not tell them apart. The next step is exact too after one in which the mean loss
+        of a class had moved by more than the rule's ``drift`` since the last exact one, or that was not finite or
+        failed; and where a class of this batch has no norm from the last exact step, its number of examples changed by
+        more than ``drift``, or other parameters are trained. With ``gram`` or ``norms`` asked for, with ``group`` or
+        engine ``split``, in chunks and over micro-batches every step is exact and nothing is remembered.
         """
         if self.engine == "split":
             raise InputError("Engine 'split' runs the forward itself; use backward_through(loss_fn, x, y).")
@@ -137,31 +146,79 @@ class ClassGradients:
             return self.finalize(scaler=scaler)
         return self.backward_laid_out(losses, self._enter(losses, y), scaler)
 
-    def backward_laid_out(self, losses: Tensor, layout: ClassLayout, scaler: GradScaler | None = None) -> Step:
-        """Do what :meth:`backward` does for labels that are laid out already; on a GPU this never waits for it."""
+    def backward_laid_out(
+        self, losses: Tensor, layout: ClassLayout, scaler: GradScaler | None = None, *, lazy: bool | None = None
+    ) -> Step:
+        """Do what :meth:`backward` does for labels that are laid out already; on a GPU this never waits for it.
+
+        ``lazy`` makes a step of that kind, such as :meth:`lazy` found due, and leaves its counting to :meth:`made`:
+        for a step that is recorded now and replayed many times. The norms are remembered by the replay itself.
+        """
         if not layout.examples:
             return self._nothing(losses, layout)
+        extents, norms = self._recall(losses, layout, lazy)
         scale = scale_of(scaler, losses)
+        unwritten: Tensor | float = 1.0  # the part of the scale that is not in the direction
         f = class_losses(losses, layout)
-        with self._graph(losses) as graph:
-            if self._plain(f):
-                return write(*self._sum(losses, layout, f, scale), self._sparse, scaler)
-            parameters = self.parameters
-            plan = self._engines.plan(losses, layout, graph, parameters)
-            if self._streams(plan, layout):
-                return write(*self._stream_classes(losses, layout, scale), self._sparse, scaler, scale)
-            step, direction = combine(
-                self._engines.terms(losses, layout, plan, parameters, scale / layout.examples, gram=self._asks_gram),
-                scope_of(parameters, self.model, self.rule),
-                self.rule,
-                f,
-                layout,
-                self._wishes,
-                factor=scale,
-                target=scale,
-                reference=self._reference,
-            )
-            return write(step, direction, self._sparse, scaler)
+        parameters = self.parameters
+        plain = self._plain(f, norms)
+        with self._graph(losses, needed=norms is None or not plain) as graph:
+            plan = None if plain else self._engines.plan(losses, layout, graph, parameters)
+            if plain:
+                step, direction = weighted_backward(
+                    losses, layout, f, scale, self.rule, parameters, self._wishes, norms
+                )
+            elif self._streams(plan, layout):
+                step, direction = self._stream_classes(losses, layout, scale)
+                unwritten = scale
+            else:
+                step, direction = combine(
+                    self._engines.terms(
+                        losses, layout, plan, parameters, scale / layout.examples, gram=self._asks_gram
+                    ),
+                    scope_of(parameters, self.model, self.rule),
+                    self.rule,
+                    f,
+                    layout,
+                    self._wishes,
+                    factor=scale,
+                    target=scale,
+                    reference=self._reference,
+                )
+            write(step, direction, self._sparse, scaler, unwritten)
+            self._remember(step, layout, extents, lazy)
+            return step
+
+    def lazy(self, layout: ClassLayout) -> bool:
+        """Say, before its forward even, whether the next step will go by remembered norms if its batch is such."""
+        if self._lazy is None:
+            return False
+        return self._lazy.lazy(layout, [p.requires_grad for p in self.model.parameters()])
+
+    def made(self, step: Step, layout: ClassLayout) -> None:
+        """Count a step that was replayed from a recording.
+
+        Where classes are not declared the next one will be exact: recordings of different classes do not know of each
+        other.
+        """
+        if self._lazy is None:
+            return
+        if self.classes is None:
+            self._lazy.forget()
+        else:
+            self._lazy.note(layout, exact=step.norms is not None)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Give what is remembered between steps under a rule with ``refresh``, as a tensor and plain values.
+
+        The full-batch class gradients of :meth:`refresh` are not among it.
+        """
+        return {} if self._lazy is None else self._lazy.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on as the object that :meth:`state_dict` was taken from would have."""
+        if self._lazy is not None:
+            self._lazy.load_state_dict(state, next(iter(self.model.parameters())).device)
 
     def accumulate(
         self, losses: Tensor, y: Tensor, *, scaler: GradScaler | None = None, total: int | None = None
@@ -231,11 +288,17 @@ class ClassGradients:
         Engine ``split`` runs it class by class. So does every engine when ``chunk`` is given: at most that many
         examples of one class at a time, which streams a full batch through two gradient buffers. Then ``x`` is a
         tensor, or tuples, lists and dicts of tensors, with the examples in the first dimension.
+
+        The fused engine has the examples brought into class order before the forward, which spares it to do so at every
+        layer; random layers such as dropout then draw for them in that order.
+
+        A step that goes by remembered norms (see :meth:`backward`) is cheaper this way: that is known before the
+        forward, so the hooks rest.
         """
         if chunk is not None and chunk < 1:
             raise InputError(f"Parameter `chunk` should be at least 1. Found {chunk!r}.")
         if self.engine != "split" and chunk is None:
-            return self.backward(loss_fn(x, y), y, scaler=scaler)
+            return self._through(loss_fn, x, y, scaler)
         y = check_labels(y, examples_of(x), y.device if isinstance(y, Tensor) else torch.device("cpu"))
         layout = class_layout(y, self.classes)
         if not layout.examples and self._group is None:
@@ -306,22 +369,54 @@ class ClassGradients:
     # ------------------------------------------------------------------------------------------------------------
 
     def _enter(self, losses: Tensor, y: Tensor | ClassLayout) -> ClassLayout:
+        if isinstance(y, ClassLayout):  # laid out already
+            check_losses(losses)
+            return y
+        return class_layout(self._check(losses, y), self.classes)
+
+    def _check(self, losses: Tensor, y: Tensor) -> Tensor:
         if self._engines.closed:
             raise InputError("This ClassGradients was closed; make a new one.")
         check_losses(losses)
-        if isinstance(y, ClassLayout):
-            return y
-        return class_layout(check_labels(y, len(losses), losses.device), self.classes)
+        return check_labels(y, len(losses), losses.device)
+
+    def _through(self, loss_fn: LossFunction, x: Any, y: Tensor, scaler: GradScaler | None) -> Step:
+        if self._group is not None or not isinstance(y, Tensor):
+            return self.backward(loss_fn(x, y), y, scaler=scaler)
+        layout = class_layout(check_labels(y, len(y), y.device), self.classes)
+        if layout.order is not None and self._engines.fused and holds(x, layout.examples):
+            x, y = select(x, layout.order), layout.group(y)
+            layout = layout.grouped()
+        with self._engines.resting(self.lazy(layout)):
+            losses = loss_fn(x, y)
+        self._check(losses, y)
+        return self.backward_laid_out(losses, layout, scaler)
 
     @contextmanager
-    def _graph(self, losses: Tensor) -> Iterator[Graph]:
+    def _graph(self, losses: Tensor, needed: bool = True) -> Iterator[Graph]:
         """Read the graph of a step; no gradients and no autocast while it is worked on, and no trace of it after."""
         with torch.no_grad(), torch.autocast(losses.device.type, enabled=False):
-            graph = read_graph(losses, self._forms)
+            graph = read_graph(losses, self._forms) if needed or self._engines.holding else NO_GRAPH
             try:
                 yield graph
             finally:
                 self._engines.release(graph)
+
+    def _recall(self, losses: Tensor, layout: ClassLayout, lazy: bool | None) -> tuple[Tensor | None, Tensor | None]:
+        """Return what norms are remembered by, and those that a step is to go by, None if it is to take its own."""
+        if self._lazy is None:
+            return None, None
+        due = self.lazy(layout) if lazy is None else lazy
+        if lazy is None:
+            self._lazy.begin()
+        extents = self._lazy.extents(losses, layout)
+        return extents, self._lazy.norms(extents) if due else None
+
+    def _remember(self, step: Step, layout: ClassLayout, extents: Tensor | None, lazy: bool | None) -> None:
+        if self._lazy is not None and extents is not None:
+            self._lazy.keep(step, extents)
+            if lazy is None:
+                self._lazy.note(layout, exact=step.norms is not None)
 
     def _begin(self, total: int | None) -> Accumulator | ClassStream:
         """Return the sums that the micro-batches of this step go to."""
@@ -377,29 +472,11 @@ class ClassGradients:
     def _asks_gram(self) -> bool:
         return self._wishes.gram or "gram" in self.rule.needs
 
-    def _plain(self, f: Tensor) -> bool:
+    def _plain(self, f: Tensor, norms: Tensor | None) -> bool:
         """Whether nothing needs the classes told apart, so that one ordinary backward pass will do."""
         asked = self.rule.needs or self._wishes.norms or self._wishes.gram
-        return (
-            not asked and self.rule.per == "model" and self.rule.separable and (f.is_cuda or bool(f.isfinite().all()))
-        )
-
-    def _sum(self, losses: Tensor, layout: ClassLayout, f: Tensor, scale: Tensor | float) -> tuple[Step, Direction]:
-        """One ordinary backward pass with each example's loss weighed as its class.
-
-        It does not tell the classes apart, so a gradient that is not finite leaves no direction for any of them.
-        """
-        step = weigh_blindly(self.rule, f, layout, f.isfinite())
-        parameters = self.parameters
-        seeds = (step.weights.to(losses) * (scale / layout.examples))[layout.index]
-        gradients = gradients_of(losses, parameters, seeds, retain_graph=False)
-        direction = distinct({p: g for p, g in zip(parameters, gradients, strict=True) if g is not None})
-        finite = all_finite(direction.values())
-        if losses.is_cuda or not bool(finite):
-            step = weigh_blindly(self.rule, f, layout, f.isfinite() & finite)
-            direction = {p: g.to_dense().where(finite, 0) for p, g in direction.items()}
-        refuse(step, self._wishes)
-        return step, direction
+        blind = not asked and self.rule.per == "model" and self.rule.separable
+        return (blind or norms is not None) and (f.is_cuda or bool(f.isfinite().all()))
 
     def _nothing(self, losses: Tensor, layout: ClassLayout) -> Step:
         zeros = losses.new_zeros(len(layout)).detach()

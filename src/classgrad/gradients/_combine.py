@@ -68,20 +68,20 @@ def combine(
     owners = [scopes[next(iter(each.columns))] for each in packs]
     kind = "gram" if wishes.gram or "gram" in rule.needs else "norms"
     sums = _sums_by_scope([each.term for each in packs], owners, scopes, losses, kind)
-    sums = sums / (factor * factor)
+    if not _is_one(factor):
+        sums = sums / (factor * factor)
     gram = sums if sums.dim() == 3 else None
     squares = sums if gram is None else sums.diagonal(dim1=1, dim2=2)
     norms = squares.clamp_min(0).sqrt()
-    total = squares.sum(0).clamp_min(0).sqrt()
-    finite = losses.isfinite() & total.isfinite()
-    usable = (layout.counts > 0) & finite
+    total = norms[0] if len(norms) == 1 else squares.sum(0).clamp_min(0).sqrt()
+    finite = (losses * 0 + total * 0) == 0  # both are
+    usable = finite if all(layout.sizes) else (layout.counts > 0) & finite
     projections = _projections(terms, reference, layout, total, factor) if "projections" in rule.needs else None
-    weights = torch.stack(
-        [
-            _weights(rule, layout, usable & (norms[s] > 0), norms[s], None if gram is None else gram[s], projections)
-            for s in range(len(norms))
-        ]
-    )
+    each_scope = [
+        _weights(rule, layout, usable & (norms[s] > 0), norms[s], None if gram is None else gram[s], projections)
+        for s in range(len(norms))
+    ]
+    weights = torch.stack(each_scope) if len(each_scope) > 1 else each_scope[0][None]
     step = Step(
         classes=layout.classes,
         counts=layout.counts,
@@ -93,7 +93,7 @@ def combine(
         projections=projections,
     )
     refuse(step, wishes)
-    scaled = weights * (target / factor)
+    scaled = weights if target is factor else weights * (target / factor)
     known_finite = not finite.is_cuda and bool(finite.all())  # a GPU is not waited for to find out
     directions: dict[nn.Parameter, Tensor] = {}
     for each, owner in zip(packs, owners, strict=True):
@@ -101,10 +101,11 @@ def combine(
     return step, directions
 
 
-def weigh_blindly(rule: Rule, losses: Tensor, layout: ClassLayout, finite: Tensor) -> Step:
-    """Return the step of a rule that needs to know nothing of the class gradients."""
-    weights = _weights(rule, layout, (layout.counts > 0) & finite)
-    return Step(layout.classes, layout.counts, losses, weights.to(losses.dtype), finite)
+def weigh_blindly(rule: Rule, losses: Tensor, layout: ClassLayout, finite: Tensor, norms: Tensor | None = None) -> Step:
+    """Return the step of a rule that needs to know nothing of the class gradients, or only remembered ``norms``."""
+    weights = _weights(rule, layout, (layout.counts > 0) & finite, norms)
+    weights = weights.to(losses.dtype) if norms is None else weights  # in low precision 1/‖g_l‖ may overflow
+    return Step(layout.classes, layout.counts, losses, weights, finite)
 
 
 def refuse(step: Step, wishes: Wishes) -> None:
@@ -123,12 +124,18 @@ def refuse(step: Step, wishes: Wishes) -> None:
             )
 
 
+def _is_one(factor: Tensor | float) -> bool:
+    return not isinstance(factor, Tensor) and factor == 1
+
+
 def _sums_by_scope(terms: Sequence[Term], owners: Sequence[int], scopes: Scopes, losses: Tensor, kind: str) -> Tensor:
     """Return Σ over each scope's terms of the squared norms (S, L) or the Gram matrices (S, L, L)."""
     values = [term.gram() if kind == "gram" else term.square_norms() for term in terms]
     count = max(scopes.values(), default=0) + 1
     if not values:
         return losses.new_zeros(count, *losses.shape * (2 if kind == "gram" else 1))
+    if len(values) == count == 1:
+        return values[0][None]
     stacked = torch.stack(values)
     if count == 1:
         return stacked.sum(0, keepdim=True)

@@ -35,6 +35,10 @@ _RATES = {
 }
 
 
+_KERNEL_ROWS = 512
+"""Rows to a class from which on the kernel for convolutions outdoes cuDNN and patches laid out as rows."""
+
+
 def rates(device: str) -> Rates:
     """Return the rates of a kind of device; an unknown accelerator is taken for a GPU."""
     return _RATES.get(device, _RATES["cuda"])
@@ -54,7 +58,7 @@ def ghost_is_cheaper(
     ordinary product that makes either the class gradients or their weighted sum is the same.
     """
     r = rates(device)
-    pairs = (layout.examples * positions) ** 2 if gram else sum((size * positions) ** 2 for size in layout.sizes)
+    pairs = (layout.examples * positions) ** 2 if gram else positions**2 * layout.pairs
     ghost = pairs * (inner + outer) / r.flops + 16 * pairs / r.bytes + 3 * _calls(layout) * r.call
     kept = 12 * len(layout) * inner * outer / r.bytes + _calls(layout) * r.call
     if gram:
@@ -69,5 +73,10 @@ def rows_are_cheaper(positions: int, inner: int, outer: int, layout: ClassLayout
     """
     r = rates(device)
     copy = 8 * layout.examples * positions * (inner + outer) / r.bytes
-    chain = r.row * max(layout.sizes, default=0) * positions
+    chain = r.row * layout.largest * positions
     return copy + chain + _calls(layout) * r.call < len(layout) * r.conv_call
+
+
+def kernel_is_cheaper(positions: int, layout: ClassLayout) -> bool:
+    """Whether a convolution's class gradients are best gathered by the kernel, which needs many rows to each class."""
+    return layout.examples * positions >= _KERNEL_ROWS * max(1, len(layout))

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
 
 from torch import Tensor, nn
 
-from classgrad.gradients._audit import Calls, covered_parameters, mixed_behind, mixing_layer, uncovered
-from classgrad.gradients._capture import Call, Capture, check_unmodified
+from classgrad.gradients._audit import Calls, covered_parameters, may_mix, mixed_behind, mixing_layer, uncovered
+from classgrad.gradients._capture import Capture, check_unmodified
 from classgrad.gradients._combine import Terms
 from classgrad.gradients._fused import fused_terms
 from classgrad.gradients._graph import Graph
 from classgrad.gradients._joint import joint_terms
 from classgrad.gradients._layout import ClassLayout
 from classgrad.gradients._registry import rule_of
+from classgrad.gradients._taps import Call
 from classgrad.gradients._terms import Memory, Scratch
 
 Engine = Literal["auto", "fused", "joint", "split"]
@@ -38,10 +40,10 @@ class Engines:
     """Makes class gradients of a model's losses, by the fused engine where it is exact and by ``joint`` elsewhere."""
 
     def __init__(self, model: nn.Module, engine: Engine, max_memory: int, mixing: Sequence[type[nn.Module]]) -> None:
-        self.model = model
         self.fused = engine in ("auto", "fused")
         self.max_memory = max_memory
         self.mixing = tuple(mixing)
+        self._may_mix = may_mix(model, self.mixing)
         self.names: dict[nn.Module, str] = {module: name or "the model" for name, module in model.named_modules()}
         self._mixers: dict[tuple[object, ...], str | None] = {}
         self._ends: dict[tuple[int, ...], set[int]] = {}
@@ -61,6 +63,20 @@ class Engines:
     def closed(self) -> bool:
         """Whether the hooks are gone."""
         return self._capture.closed
+
+    @property
+    def holding(self) -> bool:
+        """Whether there is anything to release."""
+        return self._capture.holding
+
+    @contextmanager
+    def resting(self, rest: bool) -> Iterator[None]:
+        """Let the layers run without being watched, if so asked: the step will not need to know what they saw."""
+        self._capture.resting = rest
+        try:
+            yield
+        finally:
+            self._capture.resting = False
 
     def release(self, graph: Graph) -> None:
         """Let go of what the layers of a graph saw."""
@@ -89,7 +105,7 @@ class Engines:
         """Return what the fused engine may do on this graph, or None if the step needs ``joint``."""
         if not self.fused:
             return None
-        mixer = mixing_layer(self.model, self.names, self.mixing)
+        mixer = mixing_layer(self._may_mix, self.names, self.mixing)
         if mixer is not None:
             self._warn(f"Layer {mixer} mixes the examples of a batch", len(layout))
             return None

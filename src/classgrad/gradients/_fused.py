@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 
 from classgrad.gradients._audit import Calls, covered_parameters
-from classgrad.gradients._capture import Call
 from classgrad.gradients._joint import gradients_of, joint_terms
 from classgrad.gradients._layout import ClassLayout
 from classgrad.gradients._registry import rule_of
 from classgrad.gradients._sheet import Sheet
-from classgrad.gradients._terms import Memory, Sums, Term, Total, sum_together
+from classgrad.gradients._taps import Call, Sink
+from classgrad.gradients._terms import Memory, Term, Total
 from classgrad.gradients.layers._linear import RowsTerm
 
 
@@ -43,33 +43,39 @@ def fused_terms(
     uses = Counter(id(p) for _, call in calls for p in covered_parameters(call).values())
     parts: dict[nn.Parameter, list[Term]] = {}
 
-    def sink(call: Call) -> Callable[[Tensor], None]:
-        def take(b: Tensor) -> None:
+    def sink(call: Call) -> Sink:
+        def take(b: Tensor, through: bool) -> Tensor | None:
             rule = rule_of(call.module)
+            assert rule is not None
             covered = {name: p for name, p in covered_parameters(call).items() if id(p) in wanted}
-            if rule is None or not covered:
-                return
-            for name, term in rule.terms(call, b, layout, memory, frozenset(covered)).items():
-                p = covered[name]
+            passed = None
+            if through and rule.through is not None:
+                passed, found = rule.through(call, b, layout, memory)
+            else:
+                found = rule.terms(call, b, layout, memory, frozenset(covered)) if covered else {}
+            for name, p in covered.items():
                 # that of a parameter which comes up again is put together when all of it is there
-                parts.setdefault(p, []).append(term.settle(sheet, b, gram) if uses[id(p)] == 1 else term)
+                once = uses[id(p)] == 1
+                parts.setdefault(p, []).append(found[name].settle(sheet, b, gram) if once else found[name])
             if not keep_graph:
                 call.release()
+            return passed
 
         return take
 
+    seeds = torch.ones_like(losses) * seed if isinstance(seed, Tensor) else torch.full_like(losses, seed)
     for _, call in calls:
         call.sink = sink(call)
     try:
-        last = gradients_of(losses, [edge for edge, _ in ends], torch.ones_like(losses) * seed, keep_graph)
+        last = gradients_of(losses, [edge for edge, _ in ends], seeds, keep_graph)
         for (_, call), b in zip(ends, last, strict=True):  # autograd stops in front of where it is told to go
             if call.sink is not None and b is not None:
-                call.sink(b)
+                call.sink(b, False)
     finally:
         for _, call in calls:
             call.sink = None
     terms.update({p: _merge(same) for p, same in parts.items()})
-    return _summed({p: terms[p] for p in parameters if p in terms})
+    return {p: terms[p] for p in parameters if p in terms}
 
 
 def _merge(terms: list[Term]) -> Term:
@@ -81,14 +87,3 @@ def _merge(terms: list[Term]) -> Term:
         a, b = torch.cat([t.a for t in same], 1), torch.cat([t.b for t in same], 1)
         return RowsTerm(a, b, same[0].layout, same[0].shape, same[0].memory)
     return Total(terms)
-
-
-def _summed(terms: dict[nn.Parameter, Term]) -> dict[nn.Parameter, Term]:
-    """Return the terms with the small gradients by example summed by class, all of one type together."""
-    groups: dict[torch.dtype, dict[nn.Parameter, Sums]] = {}
-    for p, term in terms.items():
-        if isinstance(term, Sums):
-            groups.setdefault(term.dtype, {})[p] = term
-    for group in groups.values():
-        terms.update(zip(group, sum_together(list(group.values())), strict=True))
-    return terms

@@ -43,6 +43,10 @@ class Graph:
         return {number for number in order if number in chosen and number not in above}
 
 
+NO_GRAPH = Graph({}, [], 0, Counter())
+"""Of a step that had no need to read it."""
+
+
 def read_graph(losses: Tensor, known: dict[int, list[tuple[int, int]]] | None = None) -> Graph:
     """Walk once through the graph of the losses; ``known`` remembers what follows from the form of a graph."""
     root = losses.grad_fn

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from functools import cached_property
+from typing import cast
 
 import torch
 from torch import Tensor
 
 from classgrad._errors import InputError
+from classgrad.gradients import kernels
 
 
 class ClassLayout:
@@ -16,14 +19,15 @@ class ClassLayout:
 
     ``classes`` are the labels in ascending order (those declared, or those present), ``index`` the position of each
     example's class in them, ``counts`` the number of examples of each, ``order`` what sorts the examples by class
-    (None if they are).
+    (None if they are). ``labels`` and ``sizes`` are the classes and counts as plain numbers.
     """
 
     def __init__(self, classes: Tensor, index: Tensor) -> None:
         self.classes = classes
         self.index = index
         self.counts = torch.bincount(index, minlength=len(classes))
-        self.sizes: list[int] = self.counts.tolist()
+        # One transfer for both: each is a wait for the device.
+        self.labels, self.sizes = cast("list[list[int]]", torch.stack((classes, self.counts)).tolist())
         self.order = None if _ascending(index) else index.argsort(stable=True)
 
     def __len__(self) -> int:
@@ -40,9 +44,14 @@ class ClassLayout:
         return self.sizes[0] if self.sizes and min(self.sizes) == max(self.sizes) else None
 
     @cached_property
-    def labels(self) -> list[int]:
-        """The classes as numbers on the host."""
-        return self.classes.tolist()
+    def pairs(self) -> int:
+        """The number of pairs of examples of the same class."""
+        return sum(size * size for size in self.sizes)
+
+    @cached_property
+    def largest(self) -> int:
+        """The most examples of a class."""
+        return max(self.sizes, default=0)
 
     @cached_property
     def bounds(self) -> list[tuple[int, int]]:
@@ -56,16 +65,31 @@ class ClassLayout:
 
     def prepare(self) -> None:
         """Make what is otherwise made when first needed by waiting for the device, which a recording must not do."""
-        _ = self._members, self.grouped_index, self.labels
+        _ = self._members
+        if kernels.available(torch.empty(0, device=self.index.device)):
+            _ = self.segments, self.singles
+
+    @cached_property
+    def segments(self) -> kernels.Segments:
+        """The classes as segments of grouped examples, for the kernels."""
+        return kernels.Segments(self.sizes, self.index.device)
+
+    @cached_property
+    def singles(self) -> kernels.Segments:
+        """The examples as segments of their own, for the kernels."""
+        return kernels.Segments([1] * self.examples, self.index.device)
+
+    def grouped(self) -> ClassLayout:
+        """Return the layout of the same batch in class order."""
+        out = copy.copy(self)
+        out.__dict__ = {**vars(self), "index": self.group(self.index), "order": None}
+        for made in ("_members", "singles"):
+            out.__dict__.pop(made, None)
+        return out
 
     def group(self, values: Tensor) -> Tensor:
         """Return the examples (first dimension) in class order; the same tensor if they already are."""
         return values if self.order is None else values.index_select(0, self.order)
-
-    @cached_property
-    def grouped_index(self) -> Tensor:
-        """The class position of each grouped example."""
-        return self.group(self.index)
 
     @cached_property
     def _members(self) -> Tensor:
@@ -91,7 +115,7 @@ def one_class(label: int, count: int, device: torch.device) -> ClassLayout:
     layout.classes = torch.full((1,), label, device=device)
     layout.index = torch.zeros(count, dtype=torch.int64, device=device)
     layout.counts = torch.full((1,), count, device=device)
-    layout.sizes, layout.order = [count], None
+    layout.labels, layout.sizes, layout.order = [label], [count], None
     return layout
 
 

@@ -1,13 +1,14 @@
-"""The terms of a step, with those that lie side by side on a sheet taken as one."""
+"""The terms of a step, with those that lie side by side taken as one and the small ones brought there."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor, nn
 
-from classgrad.gradients._terms import Dense, Term
+from classgrad.gradients._terms import SMALL, Dense, Sums, Term, rows
 
 
 @dataclass(frozen=True)
@@ -26,14 +27,33 @@ class Pack:
 
 
 def pack(terms: Mapping[nn.Parameter, Term]) -> list[Pack]:
-    """Return one pack for each block of a sheet and for each term that is on none."""
+    """Return a pack for each block of a sheet, for the small ones of each kind, and for each other term."""
     packs: dict[object, Pack] = {}
+    small: dict[object, dict[nn.Parameter, Dense | Sums]] = {}
     for p, term in terms.items():
         block = term.block if isinstance(term, Dense) else None
-        if block is None:
-            packs[p] = Pack(term, {p: 0})
-        elif id(block) in packs:
-            packs[id(block)].columns[p] = term.column  # type: ignore[attr-defined]
+        if block is not None:
+            column = {p: term.column}  # type: ignore[attr-defined]
+            packs.setdefault(id(block), Pack(Dense(block.filled, term.memory), {})).columns.update(column)
+        elif isinstance(term, (Dense, Sums)):
+            alike = (type(term), term.held.dtype, term.held.device)
+            small.setdefault(alike if term.shape.numel() <= SMALL else p, {})[p] = term
         else:
-            packs[id(block)] = Pack(Dense(block.filled, term.memory), {p: term.column})  # type: ignore[attr-defined]
-    return list(packs.values())
+            packs[p] = Pack(term, {p: 0})
+    return [*packs.values(), *(_join(group) for group in small.values())]
+
+
+def _join(group: Mapping[nn.Parameter, Dense | Sums]) -> Pack:
+    """Put small gradients side by side; those of examples are then summed by class in one operation."""
+    members = list(group.values())
+    values = torch.cat([rows(term.held) for term in members], 1) if len(members) > 1 else rows(members[0].held)
+    first = members[0]
+    joined = Dense(first.layout.sum(values) if isinstance(first, Sums) else values, first.memory)
+    return Pack(joined, dict(zip(group, _starts(members), strict=True)))
+
+
+def _starts(terms: Sequence[Term]) -> list[int]:
+    starts = [0]
+    for term in terms[:-1]:
+        starts.append(starts[-1] + term.shape.numel())
+    return starts

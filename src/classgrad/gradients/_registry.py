@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from classgrad._errors import InputError
-from classgrad.gradients._capture import Call
 from classgrad.gradients._layout import ClassLayout
+from classgrad.gradients._taps import Call
 from classgrad.gradients._terms import Memory, Sums, Term
 
 PerExample = Callable[[nn.Module, Tensor, Tensor], Mapping[str, Tensor]]
@@ -21,12 +21,14 @@ class LayerRule:
 
     ``terms(call, b, layout, memory, wanted)`` returns a term for each wanted parameter name;
     ``applies(call, examples)`` says whether this call is one the rule covers (examples in the first dimension, options
-    it knows).
+    it knows). ``through``, where there is one, does what ``terms`` does and returns the input's gradient as well, which
+    it comes by on the way.
     """
 
     parameters: tuple[str, ...]
     terms: Callable[[Call, Tensor, ClassLayout, Memory, frozenset[str]], dict[str, Term]]
     applies: Callable[[Call, int], bool]
+    through: Callable[[Call, Tensor, ClassLayout, Memory], tuple[Tensor | None, dict[str, Term]]] | None = None
 
 
 _RULES: dict[type[nn.Module], LayerRule] = {}

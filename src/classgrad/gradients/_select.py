@@ -22,6 +22,12 @@ def examples_of(x: Any) -> int:
     return found.pop()
 
 
+def holds(x: Any, examples: int) -> bool:
+    """Whether a batch's inputs are tensors, or tuples, lists and mappings of them, of so many examples each."""
+    found = [len(tensor) if tensor.dim() else 0 for tensor in _tensors(x)]
+    return bool(found) and all(length == examples for length in found)
+
+
 def _tensors(x: Any) -> Iterator[Tensor]:
     if isinstance(x, Tensor):
         yield x

@@ -47,7 +47,8 @@ class Sheet:
             block = Block(like.new_empty(self._classes, columns))
             self._open[key] = block
             start = 0
-        block.rows[:, block.used : start].zero_()
+        if start > block.used:
+            block.rows[:, block.used : start].zero_()
         block.used = start + size
         self._left -= size
         self._placed += size

@@ -17,7 +17,8 @@ class Step:
     """What one call of ``backward`` or ``finalize`` saw and did; one entry per class in the order of ``classes``.
 
     ``losses`` are f^(l) = 1/n Σ over the class's examples, ``finite`` says whether loss and gradient of the class are,
-    ``norms`` are ‖∇f^(l)‖ (None where nothing asked for them), ``gram`` is K_ij = ⟨g_i, g_j⟩ (None unless asked for)
+    ``norms`` are ‖∇f^(l)‖ (None where nothing asked for them, and on a step that went by remembered ones, under a rule
+    with ``refresh``: a norm told is never an old one), ``gram`` is K_ij = ⟨g_i, g_j⟩ (None unless asked for)
     and ``weights`` those of the direction Σ_l w_l g_l written to ``p.grad``. With a rule per layer or per parameter
     ``weights`` has one row for each of them.
     """

@@ -9,11 +9,12 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
+from classgrad.gradients import kernels
 from classgrad.gradients._layout import ClassLayout
 from classgrad.gradients._sheet import Block, Sheet
 
-_SMALL = 2**14
-"""Elements up to which gradients by example are put side by side: copying them costs less than a sum of their own."""
+SMALL = 2**14
+"""Elements up to which gradients are put side by side: copying them costs less than an operation of their own."""
 
 
 class Scratch:
@@ -113,7 +114,7 @@ class Term(ABC):
 
     def square_norms(self) -> Tensor:
         """Return ‖g_l‖² for each class, in float64 where the gradients are."""
-        return torch.cat([torch.linalg.vector_norm(rows(part), dim=1).square() for _, part in self._chunks()])
+        return torch.cat([_square_norms(rows(part)) for _, part in self._chunks()])
 
     def gram(self) -> Tensor:
         """Return ⟨g_i, g_j⟩ for all pairs of classes."""
@@ -158,7 +159,7 @@ class Dense(Term):
 
     def __init__(self, gradients: Tensor, memory: Memory, block: Block | None = None, column: int = 0) -> None:
         super().__init__(len(gradients), gradients.shape[1:], gradients.dtype, memory)
-        self._kept = gradients
+        self._kept = self.held = gradients
         self.block = block
         self.column = column
 
@@ -173,10 +174,19 @@ class Dense(Term):
         return weigh(weights, self._kept, finite)
 
 
+def _square_norms(values: Tensor) -> Tensor:
+    if kernels.available(values) and values.stride(1) == 1:
+        return kernels.row_square_norms(values)
+    norms: Tensor = torch.linalg.vector_norm(values, dim=1)
+    return norms.square()
+
+
 def weigh(weights: Tensor, gradients: Tensor, finite: bool) -> Tensor:
     """Return Σ_l w_l g_l from (L, ...) class gradients; see :meth:`Term.weighted`."""
     values = rows(gradients)
     weights = weights.to(values.dtype)
+    if kernels.available(values) and values.stride(1) == 1:
+        return kernels.weighted_sum(values, weights).view(gradients.shape[1:])
     if not finite:
         values = values.where((weights != 0)[:, None], values.new_zeros(()))
     return (weights @ values).view(gradients.shape[1:])
@@ -187,35 +197,20 @@ class Sums(Term):
 
     def __init__(self, values: Tensor, layout: ClassLayout, memory: Memory) -> None:
         super().__init__(len(layout), values.shape[1:], values.dtype, memory)
-        self.values = values
+        self.held = values
         self.layout = layout
 
     def settle(self, sheet: Sheet, like: Tensor, gram: bool) -> Term:
-        """Leave small ones to be summed all at once; see :func:`sum_together`."""
-        return self if self.shape.numel() <= _SMALL else super().settle(sheet, like, gram)
+        """Leave small ones to be summed all at once; they are when a step is made."""
+        return self if self.shape.numel() <= SMALL else super().settle(sheet, like, gram)
 
     def dense(self, start: int, stop: int) -> Tensor:
         """Return the sums by class."""
-        return self.layout.sum(self.values)[start:stop]
+        return self.layout.sum(self.held)[start:stop]
 
     def weighted(self, weights: Tensor, finite: bool) -> Tensor:
         """Return the weighted sum of the sums."""
         return weigh(weights, self.dense(0, self.classes), finite)
-
-
-def sum_together(terms: Sequence[Sums]) -> list[Dense]:
-    """Sum many small gradients by class in one operation, on a block of their own."""
-    first = terms[0]
-    rows_ = torch.cat([rows(term.values) for term in terms], 1)
-    block = Block(first.layout.sum(rows_), rows_.shape[1])
-    out = []
-    column = 0
-    for term in terms:
-        size = term.shape.numel()
-        gradients = block.rows[:, column : column + size].view(term.classes, *term.shape)
-        out.append(Dense(gradients, term.memory, block, column))
-        column += size
-    return out
 
 
 class Total(Term):

@@ -38,6 +38,9 @@ class Prefer(Rule):
         self.needs = rule.needs
         self.separable = rule.separable
         self.per = rule.per
+        self.refresh = rule.refresh
+        self.drift = rule.drift
+        self.follow = rule.follow
 
     def __call__(self, statistics: ClassStatistics) -> Tensor:
         """Return the wrapped rule's weights, each times its class's preference."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Literal
@@ -36,6 +37,13 @@ class Rule(ABC):
     """Whether a class's weight depends on that class alone, so that classes can be streamed one by one."""
     per: Scope = "model"
     """Over what the statistics are taken: the whole parameter vector (as in the paper), each layer, each tensor."""
+    refresh: int = 1
+    """Every how many steps the norms are taken anew; those in between go by the remembered ones, as one plain weighted
+    backward pass. Above 1 this is for rules that need the norms over the whole model and nothing else."""
+    drift: float = math.inf
+    """The factor by which a class may move before its norms are taken anew ahead of time."""
+    follow: bool = True
+    """Whether remembered norms follow the losses of the batch at hand, as those of a cross-entropy do."""
 
     @abstractmethod
     def __call__(self, statistics: ClassStatistics) -> Tensor:

@@ -165,6 +165,7 @@ class Trainer:
             "augmentation": self.train.state_dict(),
             "random": global_state(self.device),
             "reservoir": self.reservoir.state_dict() if self.reservoir else None,
+            "gradients": self._grads.state_dict() if self._grads else None,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -184,6 +185,8 @@ class Trainer:
         restore_global_state(state["random"], self.device)
         if self.reservoir is not None:
             self.reservoir.load_state_dict(state["reservoir"])
+        if self._grads is not None:
+            self._grads.load_state_dict(state["gradients"])
 
     def close(self) -> None:
         """Remove the hooks from the model and let go of what was recorded."""
@@ -204,9 +207,13 @@ class Trainer:
             )
         network: Any = torch.compile(self.model) if spec.compile else self.model
         engine: Literal["split", "auto"] = "split" if by_class else "auto"
-        grads = (
-            None if plain else ClassGradients(self.model, self.rule, engine=engine, gram=gram, max_memory=MAX_MEMORY)
-        )
+        grads = None
+        if not plain:
+            # Recordings remember norms for declared classes alone.
+            classes = self.classes if self.gpu and self.rule.refresh > 1 else None
+            grads = ClassGradients(
+                self.model, self.rule, engine=engine, classes=classes, gram=gram, max_memory=MAX_MEMORY
+            )
         # Step sizes and iterates that depend on the Gram matrix come between the gradients and the update.
         inside = self.gpu and not gram and why_not(self.optimizer) is None
         work = Work(
@@ -227,13 +234,13 @@ class Trainer:
     def _steady(self) -> bool:
         """Whether class gradients are made by the same operations at every step, none of which waits for the device."""
         mixes = any(isinstance(module, _BatchNorm) for module in self.model.modules())
-        return not mixes and self.rule.per == "model" and getattr(self.rule, "refresh", 1) == 1
+        return not mixes and self.rule.per == "model"
 
     def _one_by_one(self) -> bool:
         """Whether full batches are taken class by class: no more work than a plain step where classes are large."""
         if not self.row.full_batch or not self.rule.separable:
             return False
-        if any(isinstance(module, _BatchNorm) for module in self.model.modules()):
+        if self.rule.refresh > 1 or any(isinstance(module, _BatchNorm) for module in self.model.modules()):
             return len(self.train) > self.chunk
         return len(self.train) > min(self.chunk, _LARGE_CLASS * int((self.counts > 0).sum()))
 

@@ -20,6 +20,7 @@ from classgrad.gradients import (
     class_layout,
     refresh_by_class,
     step_by_class,
+    step_laid_out,
 )
 from classgrad.training._measure import chunks
 from classgrad.training._update import PlainStep
@@ -99,12 +100,18 @@ class Work:
         if self._update is not None:
             self._update.fill()
         if self._recordings is not None:
-            key: Hashable = (len(indices), None if self._update is None else self._update.key)
             layout = self._layout(indices)
+            lazy = self._grads is not None and layout is not None and self._grads.lazy(layout)
+            key: Hashable = (len(indices), lazy, None if self._update is None else self._update.key)
+            run = partial(self._run, layout=layout, lazy=lazy)
             try:
-                return self._recordings(key, partial(self._run, layout=layout), indices)
+                seen = self._recordings(key, run, indices)
             except Unrecordable as error:
                 self._give_up(error)
+                seen = run(indices)
+            if self._grads is not None and layout is not None and isinstance(seen, Step):
+                self._grads.made(seen, layout)
+            return seen
         return self._run(indices)
 
     def refresh(self, order: Tensor, counts: Sequence[int]) -> None:
@@ -136,10 +143,10 @@ class Work:
             self._layouts[len(indices)] = layout
         return self._layouts[len(indices)]
 
-    def _run(self, indices: Tensor, layout: ClassLayout | None = None) -> Step | PlainStep:
+    def _run(self, indices: Tensor, layout: ClassLayout | None = None, lazy: bool = False) -> Step | PlainStep:
         for p in self._parameters:
             p.grad = None
-        seen = self._plain(indices) if self._grads is None else self._weighted(self._grads, indices, layout)
+        seen = self._plain(indices) if self._grads is None else self._weighted(self._grads, indices, layout, lazy)
         if self._update is not None:
             self._update()
         return seen
@@ -160,17 +167,16 @@ class Work:
         loss.backward()  # type: ignore[no-untyped-call]
         return PlainStep(loss.detach(), logits.detach(), y)
 
-    def _weighted(self, grads: ClassGradients, indices: Tensor, layout: ClassLayout | None) -> Step:
+    def _weighted(self, grads: ClassGradients, indices: Tensor, layout: ClassLayout | None, lazy: bool) -> Step:
         """Write Σ_l w_l g_l; a batch of more than a chunk streams class by class."""
         if self._by_class:
             assert self._counts is not None
-            return step_by_class(grads, lambda part: self._losses(part)[0], indices, self._counts, self._chunk)
-        if len(indices) > self._chunk:
-            y = self._labels[indices]
-            return grads.backward_through(lambda part, _: self._losses(part)[0], indices, y, chunk=self._chunk)
-        losses, y = self._losses(indices)
-        return grads.backward(losses, y) if layout is None else grads.backward_laid_out(losses, layout)
+            return step_by_class(grads, self._losses, indices, self._counts, self._chunk)
+        if layout is not None:
+            return step_laid_out(grads, self._losses, indices, layout, lazy)
+        chunk = self._chunk if len(indices) > self._chunk else None
+        return grads.backward_through(lambda part, _: self._losses(part), indices, self._labels[indices], chunk=chunk)
 
-    def _losses(self, indices: Tensor) -> tuple[Tensor, Tensor]:
+    def _losses(self, indices: Tensor) -> Tensor:
         logits, y = self._logits(indices)
-        return F.cross_entropy(logits, y, reduction="none"), y
+        return F.cross_entropy(logits, y, reduction="none")

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from classgrad import ClassGradients, InputError, Normalize, Sum
-from classgrad.gradients._capture import Call
+from classgrad.gradients._taps import Call
 
 from ._reference import batch, cross_entropy, flat_grad, flat_gradients, small_net, unit_sum
 

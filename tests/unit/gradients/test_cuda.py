@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from classgrad import Bisect, ClassGradients, Normalize, Rescale, Sum
+from classgrad.gradients._layout import class_layout
 
 from ._reference import batch, cross_entropy, flat_grad, flat_gradients, loss_of, small_net, unit_sum
 from .test_layers import EQUAL, FALLS_BACK, LAYERS, WAYS, Y, losses_of, prepared
@@ -143,3 +144,72 @@ def test_labels_on_another_device_are_refused():
         ValueError, match=r"on the device of the losses, cuda:0. Found cpu; move it with y.to\('cuda:0'\)"
     ):
         ClassGradients(model).backward(cross_entropy(model(x.cuda()), y.cuda()), y)
+
+
+def test_remembered_norms_are_those_of_the_cpu_and_nothing_is_waited_for():
+    """A step is decided from the facts of the one before, which travel behind the scenes."""
+    kinds = []
+    for device in ("cpu", "cuda"):
+        model, (x, y) = small_net().to(device), batch()
+        x, y = x.to(device), y.to(device)
+        grads = ClassGradients(model, Normalize(refresh=4, drift=1.05), classes=3)
+        layout = class_layout(y, grads.classes)
+        layout.prepare()
+        grads.backward_laid_out(cross_entropy(model(x), y), layout)  # the first graph of its form is audited
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            steps = []
+            for _ in range(12):
+                model.zero_grad()
+                steps.append(grads.backward_laid_out(cross_entropy(model(x), y), layout))
+                with torch.no_grad():
+                    for p in model.parameters():
+                        p -= 0.1 * p.grad
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        kinds.append([step.norms is None for step in steps])
+        directions = flat_grad(model).cpu()
+        if device == "cpu":
+            expected = directions
+    assert kinds[0] == kinds[1]
+    assert len(set(kinds[0])) == 2
+    torch.testing.assert_close(directions, expected, rtol=1e-8, atol=1e-10)
+
+
+def test_exact_and_lazy_steps_can_be_recorded_and_replayed_in_turns():
+    (x, y), labels = batch(), torch.arange(3)
+    x, y = x.cuda(), y.cuda()
+    model, twin = small_net().cuda(), small_net().cuda()
+    ours, theirs = (ClassGradients(m, Normalize(refresh=3, drift=1.2), classes=3) for m in (model, twin))
+    layout = class_layout(y, labels)
+    layout.prepare()
+    recordings = {}
+    told = []
+    for _ in range(12):
+        lazy = ours.lazy(layout)
+        told.append(lazy)
+        if lazy not in recordings:
+            side = torch.cuda.Stream()
+            side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(side):
+                for _ in range(2):
+                    model.zero_grad()
+                    ours.backward_laid_out(cross_entropy(model(x), y), layout, lazy=lazy)
+            torch.cuda.current_stream().wait_stream(side)
+            model.zero_grad()
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                step = ours.backward_laid_out(cross_entropy(model(x), y), layout, lazy=lazy)
+            recordings[lazy] = graph, step, [p.grad for p in model.parameters()]
+        graph, step, gradients = recordings[lazy]
+        graph.replay()
+        ours.made(step, layout)
+        twin.zero_grad()
+        expected = theirs.backward(cross_entropy(twin(x), y), y)
+        assert (expected.norms is None) == lazy
+        for p, q, gradient in zip(model.parameters(), twin.parameters(), gradients, strict=True):
+            torch.testing.assert_close(gradient, q.grad, rtol=1e-9, atol=1e-12)
+            with torch.no_grad():
+                p -= 0.2 * gradient
+                q -= 0.2 * q.grad
+    assert len(set(told)) == 2

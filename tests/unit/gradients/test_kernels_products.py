@@ -1,11 +1,17 @@
 """The kernels for class gradients as rows of one matrix, and those that make them from inputs and output gradients."""
 
+from dataclasses import replace
+
 import pytest
 import torch
+from torch.nn import functional as F
+
+pytest.importorskip("triton", reason="needs Triton, which comes with torch's builds for CUDA")
 
 from ._kernels import DEVICE, SIZES, close, drawn
 
 from classgrad.gradients import kernels  # isort: skip
+from classgrad.gradients.kernels import _products as products  # isort: skip
 
 
 @pytest.mark.parametrize(("classes", "width"), [(1, 5), (2, 3000), (5, 700), (19, 33), (3, 0)])
@@ -31,3 +37,92 @@ def test_a_class_of_weight_zero_is_left_out():
     rows = [0, 1, 3]
     close(out, weights[rows].double() @ kept[rows].double())
     assert kernels.row_square_norms(kept).isnan().tolist() == [False, False, True, False]
+
+
+CONVOLUTIONS = {
+    "3x3": {"kernel": (3, 3), "padding": (1, 1)},
+    "1x1": {},
+    "stride": {"kernel": (3, 2), "stride": (2, 1), "padding": (1, 0)},
+    "dilation": {"kernel": (2, 3), "padding": (2, 3), "dilation": (2, 3)},
+    "5x5 without padding": {"kernel": (5, 5)},
+}
+SETTINGS = {"kernel": (1, 1), "stride": (1, 1), "padding": (0, 0), "dilation": (1, 1)}
+ONE_TAP = products.Blocks(16, 16, 16, taps=True, warps=4, stages=2)
+ALL_TAPS = products.Blocks(16, 32, 16, taps=False, warps=4, stages=2)
+BLOCKS = [None, ONE_TAP, ALL_TAPS, replace(ALL_TAPS, pad=True)]
+
+
+def convolution(sizes, settings, format, channels=3, outer=5, side=(6, 7)):
+    """Return input, output gradient and the classes' weight gradients."""
+    settings = {**SETTINGS, **settings}
+    a = drawn(sum(sizes), channels, *side, format=format)
+    weight = torch.zeros(outer, channels, *settings["kernel"], dtype=torch.float64, device=DEVICE)
+    with_settings = settings["stride"], settings["padding"], settings["dilation"]
+    shape = F.conv2d(a.double(), weight, None, *with_settings).shape
+    b = drawn(*shape, format=format) - 1
+    wanted = [
+        torch.nn.grad.conv2d_weight(x, weight.shape, y, *with_settings) if len(x) else weight
+        for x, y in zip(a.double().split(sizes), b.double().split(sizes), strict=True)
+    ]
+    return a, b, torch.stack(wanted).flatten(1), settings
+
+
+@pytest.mark.parametrize("blocks", BLOCKS, ids=["chosen", "one tap", "all taps", "padded"])
+@pytest.mark.parametrize("format", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("name", CONVOLUTIONS)
+def test_convolutions(name, format, blocks):
+    sizes = [2, 0, 3]
+    a, b, wanted, settings = convolution(sizes, CONVOLUTIONS[name], format)
+    segments = kernels.Segments(sizes, DEVICE)
+    flat = torch.full((3, wanted.shape[1] + 16), 9.0, device=DEVICE)
+    out = flat[:, 8:-8]
+    kernels.conv_products(a, b, segments, **settings, precision="ieee", blocks=blocks, out=out)
+    close(out, wanted)
+    assert (flat[:, :8] == 9).all()
+    assert (flat[:, -8:] == 9).all()
+    taps = kernels.conv_products(a, b, segments, **settings, precision="ieee", blocks=blocks, taps_first=True)
+    close(taps.view(3, -1, 5 * 3).mT.flatten(1), wanted)
+    norms = kernels.conv_products(a, b, segments, **settings, precision="ieee", blocks=blocks, norms=True)
+    close(norms, wanted.square().sum(1))
+
+
+@pytest.mark.parametrize("programs", [1, 10_000])
+@pytest.mark.parametrize("sizes", [[4, 4], [7, 1, 0, 3], [1] * 3])
+def test_convolutions_of_many_rows(sizes, programs, monkeypatch):
+    monkeypatch.setattr(products, "_PROGRAMS", programs)
+    small = {"kernel": (2, 2), "padding": (1, 1)}
+    a, b, wanted, settings = convolution(sizes, small, torch.contiguous_format, side=(3, 7))
+    segments = kernels.Segments(sizes, DEVICE)
+    for blocks in (ONE_TAP, ALL_TAPS):
+        found = [
+            kernels.conv_products(a, b, segments, **settings, precision="ieee", blocks=blocks, taps_first=first)
+            for first in (False, True)
+        ]
+        close(found[0], wanted)
+        close(found[1].view(len(sizes), 4, -1).mT.flatten(1), wanted)
+    close(kernels.conv_products(a, b, segments, **settings, precision="ieee", norms=True), wanted.square().sum(1))
+
+
+def test_convolutions_keep_a_bad_class_to_itself():
+    sizes = [2, 1, 2]
+    a, b, _, settings = convolution(sizes, CONVOLUTIONS["3x3"], torch.contiguous_format)
+    a[2, 0, 0, 0] = float("nan")
+    segments = kernels.Segments(sizes, DEVICE)
+    found = kernels.conv_products(a, b, segments, **settings)
+    assert found.isfinite().all(1).tolist() == [True, False, True]
+
+
+@pytest.mark.parametrize("positions", [1, 3])
+@pytest.mark.parametrize("sizes", [*SIZES, [200, 7, 100]])
+def test_linear_layers(sizes, positions):
+    segments = kernels.Segments(sizes, DEVICE)
+    a, b = drawn(sum(sizes), positions, 6), drawn(sum(sizes), 5, positions).mT
+    wanted = torch.stack(
+        [
+            torch.einsum("nto,ntd->od", y, x)
+            for x, y in zip(a.double().split(sizes), b.double().split(sizes), strict=True)
+        ]
+    ).flatten(1)
+    close(kernels.linear_products(a, b, segments, precision="ieee"), wanted)
+    close(kernels.linear_products(a, b, segments, precision="ieee", norms=True), wanted.square().sum(1))
+    close(kernels.linear_products(a, b, segments), wanted, 2e-3)

@@ -99,6 +99,16 @@ def test_changing_rates(changes, request):
     agree(train(chosen, data=DATA), expected)
 
 
+@pytest.mark.parametrize("name", ["pcngd", "pcnsgd+o"])
+def test_remembered_norms(name, request):
+    chosen = spec(name, rule_options={"refresh": 5}, optimizer_options=FUSED)
+    expected = train(chosen, data=DATA)
+    assert np.isnan(expected["every/norms"]).any()
+    request.getfixturevalue("acted")
+    agree(train(chosen, data=DATA), expected)
+    assert Overwriting.made == 2  # exact steps, and those that go by remembered norms
+
+
 @pytest.mark.parametrize("chunk", [50, 1000])
 @pytest.mark.parametrize("name", ["gd", "pcngd", "bisection", "pcnsgd+r"])
 def test_chunks(name, chunk, request):

@@ -40,9 +40,9 @@ def spec(name, **changes):
     return RunSpec("data", name, **{**settings, **changes})
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
-def test_the_same_seed_gives_the_same_bits_and_survives_a_crash(name, tmp_path):
-    chosen = spec(name, every=True)
+@pytest.mark.parametrize(("name", "options"), [*((name, {}) for name in ALGORITHMS), ("pcnsgd+o", {"refresh": 5})])
+def test_the_same_seed_gives_the_same_bits_and_survives_a_crash(name, options, tmp_path):
+    chosen = spec(name, every=True, rule_options=options)
     straight = train(chosen, data=FEATURES)
     assert train(chosen, data=FEATURES).differences(straight) == []
 
@@ -112,11 +112,14 @@ def test_random_numbers_are_those_of_steps_that_are_run(name, model):
         {"precision": "float64"},
         {"precision": "bf16"},
         {"chunk": 20},
+        {"rule_options": {"refresh": 5}},
     ],
     ids=str,
 )
 @pytest.mark.parametrize("name", ["sgd+o", "pcngd"])
 def test_settings_under_replay(name, changes):
+    if name == "sgd+o" and "rule_options" in changes:
+        name = "pcnsgd+o"
     assert uncaptured(spec(name, **changes), FEATURES) == []
 
 

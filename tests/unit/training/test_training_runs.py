@@ -151,6 +151,22 @@ def test_cheap_quantities_of_every_step_are_recorded_if_asked_for():
     assert "every/loss" not in run_of("sgd")
 
 
+@pytest.mark.parametrize("name", ["pcngd", "pcnsgd", "pcnsgd+o"])
+def test_norms_may_be_remembered_between_exact_steps(name):
+    run = run_of(name, every=True, rule_options={"refresh": 4, "drift": 1e9})
+    exact = np.isfinite(run["every/norms"]).all(1)
+    assert exact.tolist() == [step % 4 == 0 for step in range(12)]
+    plain = run_of(name, every=True)
+    np.testing.assert_array_equal(run["every/norms"][0], plain["every/norms"][0])
+    np.testing.assert_allclose(run.loss("train"), plain.loss("train"), rtol=0.1)
+    assert not run.identical(plain)
+
+
+def test_a_batch_in_chunks_takes_no_part_in_remembering():
+    lazy = run_of("pcngd", chunk=20, every=True, rule_options={"refresh": 4})
+    np.testing.assert_array_equal(lazy["every/norms"], run_of("pcngd", chunk=20, every=True)["every/norms"])
+
+
 def test_without_gradients_the_gram_matrix_is_left_out():
     run = run_of("sgd", gradients=False)
     assert "gram" not in run

@@ -23,32 +23,42 @@ if TYPE_CHECKING:
     from classgrad.gradients.kernels._combination import row_square_norms, weighted_sum
     from classgrad.gradients.kernels._group_norm import group_norm_backward, group_norm_sums
     from classgrad.gradients.kernels._layer_norm import layer_norm_backward, rms_norm_backward
+    from classgrad.gradients.kernels._products import conv_products, linear_products
     from classgrad.gradients.kernels._segments import Segments
 
 _HOMES = {
     "Segments": "_segments",
     "class_channel_sums": "_class_sums",
     "class_row_sums": "_class_sums",
+    "conv_products": "_products",
     "group_norm_backward": "_group_norm",
     "group_norm_sums": "_group_norm",
     "layer_norm_backward": "_layer_norm",
+    "linear_products": "_products",
     "rms_norm_backward": "_layer_norm",
     "row_square_norms": "_combination",
     "weighted_sum": "_combination",
 }
 
 __all__ = [
+    "WIDEST",
     "Segments",
     "available",
     "class_channel_sums",
     "class_row_sums",
+    "conv_products",
     "group_norm_backward",
     "group_norm_sums",
     "layer_norm_backward",
+    "linear_products",
     "rms_norm_backward",
     "row_square_norms",
     "weighted_sum",
 ]
+
+
+WIDEST = 8192
+"""The most features of a row that layer normalization's kernel takes, which a program holds as a whole."""
 
 
 def available(tensor: Tensor) -> bool:

@@ -8,10 +8,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from classgrad.gradients.kernels._segments import Segments, locate, location, sum_slots
+from classgrad.gradients.kernels._segments import VARYING, Segments, locate, location, sum_slots
 
 
-@triton.jit
+@triton.jit(do_not_specialize=VARYING)
 def _sum_rows(
     b,
     parts,
@@ -21,7 +21,7 @@ def _sum_rows(
     classes,
     rows,
     uniform,
-    CHUNK: tl.constexpr,
+    chunk,
     UNIFORM: tl.constexpr,
     CLASSES: tl.constexpr,
     ROWS: tl.constexpr,
@@ -29,7 +29,7 @@ def _sum_rows(
 ):
     """Sum rows of channels that lie side by side, one row per position."""
     slot = tl.program_id(0)
-    _, start, stop = locate(slot, offsets, classes, rows, uniform, CHUNK, UNIFORM, CLASSES)
+    _, start, stop = locate(slot, offsets, classes, rows, uniform, chunk, UNIFORM, CLASSES)
     column = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
     inside = column < width
     total = tl.zeros((ROWS, WIDTH), tl.float32)
@@ -40,7 +40,7 @@ def _sum_rows(
     tl.store(parts + slot.to(tl.int64) * width + column, tl.sum(total, 0), mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=VARYING)
 def _sum_positions(
     b,
     parts,
@@ -50,7 +50,7 @@ def _sum_positions(
     classes,
     rows,
     uniform,
-    CHUNK: tl.constexpr,
+    chunk,
     UNIFORM: tl.constexpr,
     CLASSES: tl.constexpr,
     WIDTH: tl.constexpr,
@@ -58,7 +58,7 @@ def _sum_positions(
 ):
     """Sum channels whose positions lie side by side; a chunk is a number of examples."""
     slot = tl.program_id(0)
-    _, start, stop = locate(slot, offsets, classes, rows, uniform, CHUNK, UNIFORM, CLASSES)
+    _, start, stop = locate(slot, offsets, classes, rows, uniform, chunk, UNIFORM, CLASSES)
     channel = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
     inside = channel < width
     total = tl.zeros((WIDTH, POSITIONS), tl.float32)

@@ -13,13 +13,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from classgrad.gradients.kernels._segments import Chunks, Segments, locate, location, sum_slots
-
-WIDEST = 8192
-"""The most features of a row, which a program holds as a whole."""
+from classgrad.gradients.kernels._segments import VARYING, Chunks, Segments, locate, location, sum_slots
 
 
-@triton.jit
+@triton.jit(do_not_specialize=VARYING)
 def _backward(
     dy,
     x,
@@ -34,7 +31,7 @@ def _backward(
     classes,
     rows,
     uniform,
-    CHUNK: tl.constexpr,
+    chunk,
     UNIFORM: tl.constexpr,
     CLASSES: tl.constexpr,
     CENTRED: tl.constexpr,
@@ -45,7 +42,7 @@ def _backward(
     WIDTH: tl.constexpr,
 ):
     slot = tl.program_id(0)
-    _, start, stop = locate(slot, offsets, classes, rows, uniform, CHUNK, UNIFORM, CLASSES)
+    _, start, stop = locate(slot, offsets, classes, rows, uniform, chunk, UNIFORM, CLASSES)
     column = tl.arange(0, WIDTH)
     inside = column < width
     if AFFINE:

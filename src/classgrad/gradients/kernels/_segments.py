@@ -1,7 +1,7 @@
 """Classes as segments of rows, cut into chunks that programs work on.
 
-Class l holds rows offset_l … offset_{l+1}, cut into chunks of at most CHUNK rows. Chunk c of class l has the slot
-⌊offset_l / CHUNK⌋ + l + c: slots never meet, there are at most ⌊rows / CHUNK⌋ + L of them, and a program finds the
+Class l holds rows offset_l … offset_{l+1}, cut into chunks of at most S rows. Chunk c of class l has the slot
+⌊offset_l / S⌋ + l + c: slots never meet, there are at most ⌊rows / S⌋ + L of them, and a program finds the
 chunk of its slot by counting, so that no table goes to the device. Where all classes have equally many chunks the slot
 is simply l · chunks + c. Sums over a class are made chunk by chunk, then over the chunks in their order.
 """
@@ -64,31 +64,35 @@ class Segments:
 
 
 @triton.jit
-def locate(slot, offsets, classes, rows, uniform, CHUNK: tl.constexpr, UNIFORM: tl.constexpr, CLASSES: tl.constexpr):
+def locate(slot, offsets, classes, rows, uniform, chunk, UNIFORM: tl.constexpr, CLASSES: tl.constexpr):
     """Return the class of a slot and the first and last row of its chunk; none are left where stop <= start."""
     if UNIFORM:
         owner = slot // uniform
         first = owner * uniform
     else:
         k = tl.arange(0, CLASSES)
-        begins = tl.load(offsets + k, mask=k < classes, other=0) * rows // CHUNK + k
+        begins = tl.load(offsets + k, mask=k < classes, other=0) * rows // chunk + k
         owner = tl.sum(((begins <= slot) & (k < classes)).to(tl.int32), 0) - 1
-        first = tl.load(offsets + owner) * rows // CHUNK + owner
-    start = tl.load(offsets + owner) * rows + (slot - first) * CHUNK
-    stop = tl.minimum(start + CHUNK, tl.load(offsets + owner + 1) * rows)
+        first = tl.load(offsets + owner) * rows // chunk + owner
+    start = tl.load(offsets + owner) * rows + (slot - first) * chunk
+    stop = tl.minimum(start + chunk, tl.load(offsets + owner + 1) * rows)
     return owner, start, stop
 
 
 @triton.jit
-def slots_of(owner, offsets, rows, uniform, CHUNK: tl.constexpr, UNIFORM: tl.constexpr):
+def slots_of(owner, offsets, rows, uniform, chunk, UNIFORM: tl.constexpr):
     """Return the first slot of a class and the number of its chunks."""
     start = tl.load(offsets + owner) * rows
-    count = (tl.load(offsets + owner + 1) * rows - start + CHUNK - 1) // CHUNK
-    first = owner * uniform if UNIFORM else start // CHUNK + owner
+    count = (tl.load(offsets + owner + 1) * rows - start + chunk - 1) // chunk
+    first = owner * uniform if UNIFORM else start // chunk + owner
     return first, count
 
 
-@triton.jit
+VARYING = ("classes", "uniform")
+"""Arguments that change from batch to batch: a kernel is not compiled anew for their values."""
+
+
+@triton.jit(do_not_specialize=VARYING)
 def _sum_slots(
     parts,
     out,
@@ -97,48 +101,74 @@ def _sum_slots(
     out_stride,
     rows,
     uniform,
-    CHUNK: tl.constexpr,
+    chunk,
+    area,
     UNIFORM: tl.constexpr,
+    SQUARES: tl.constexpr,
     SLOTS: tl.constexpr,
     WIDTH: tl.constexpr,
 ):
     owner = tl.program_id(0)
     column = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
     inside = column < width
-    first, count = slots_of(owner, offsets, rows, uniform, CHUNK, UNIFORM)
+    first, count = slots_of(owner, offsets, rows, uniform, chunk, UNIFORM)
     total = tl.zeros((SLOTS, WIDTH), tl.float32)
     for begin in range(0, count, SLOTS):
         slot = begin + tl.arange(0, SLOTS)
         place = (first + slot).to(tl.int64)[:, None] * width + column[None, :]
         total += tl.load(parts + place, mask=(slot < count)[:, None] & inside[None, :], other=0.0)
-    tl.store(out + owner.to(tl.int64) * out_stride + column, tl.sum(total, 0), mask=inside)
+    sums = tl.sum(total, 0)
+    if SQUARES:
+        tl.store(out + owner * out_stride + tl.program_id(1), tl.sum(sums * sums, 0))
+    else:
+        inner = width // area  # parts are (area, inner), sums (inner, area)
+        tl.store(out + owner.to(tl.int64) * out_stride + column % inner * area + column // inner, sums, mask=inside)
 
 
-def sum_slots(parts: Tensor, segments: Segments, chunks: Chunks, out: Tensor | None = None) -> Tensor:
-    """Sum the chunks' parts (slots, W) by class, in the order of the chunks: (L, W)."""
-    width = parts.shape[1]
+def sum_slots(parts: Tensor, segments: Segments, chunks: Chunks, out: Tensor | None = None, *, area: int = 1) -> Tensor:
+    """Sum the chunks' parts (slots, W) by class, in the order of the chunks: (L, W).
+
+    Parts laid out as (area, W / area) are transposed on the way.
+    """
     if out is None:
         if chunks.whole:
             return parts
-        out = parts.new_empty(len(segments), width)
-    most = -(-segments.largest * chunks.rows_per_example // chunks.size)
-    slots = max(1, min(64, triton.next_power_of_2(most)))
-    block = 32 if slots > 8 else 128
-    _sum_slots[(len(segments), triton.cdiv(width, block))](
+        out = parts.new_empty(len(segments), parts.shape[1])
+    return _reduce(parts, segments, chunks, out, squares=False, area=area)
+
+
+def square_slots(parts: Tensor, segments: Segments, chunks: Chunks) -> Tensor:
+    """Return the squared norms of these sums without making them, in parts (L, B) that remain to be added."""
+    blocks = triton.cdiv(parts.shape[1], _width(segments, chunks)[1])
+    return _reduce(parts, segments, chunks, parts.new_empty(len(segments), blocks), squares=True)
+
+
+def _reduce(parts: Tensor, segments: Segments, chunks: Chunks, out: Tensor, squares: bool, area: int = 1) -> Tensor:
+    slots, block = _width(segments, chunks)
+    _sum_slots[(len(segments), triton.cdiv(parts.shape[1], block))](
         parts,
         out,
         segments.offsets,
-        width,
+        parts.shape[1],
         out.stride(0),
         chunks.rows_per_example,
         chunks.uniform,
-        CHUNK=chunks.size,
+        chunks.size,
+        area,
         UNIFORM=chunks.uniform > 0,
+        SQUARES=squares,
         SLOTS=slots,
         WIDTH=block,
         num_warps=4,
     )
     return out
+
+
+def _width(segments: Segments, chunks: Chunks) -> tuple[int, int]:
+    """Return how many slots and columns a program adds at a time."""
+    most = -(-segments.largest * chunks.rows_per_example // chunks.size)
+    slots = max(1, min(64, triton.next_power_of_2(most)))
+    return slots, max(32, 1024 // slots)
 
 
 def location(segments: Segments, chunks: Chunks) -> dict[str, object]:
@@ -148,7 +178,7 @@ def location(segments: Segments, chunks: Chunks) -> dict[str, object]:
         "classes": len(segments),
         "rows": chunks.rows_per_example,
         "uniform": chunks.uniform,
-        "CHUNK": chunks.size,
+        "chunk": chunks.size,
         "UNIFORM": chunks.uniform > 0,
-        "CLASSES": triton.next_power_of_2(len(segments)),
+        "CLASSES": 1 if chunks.uniform else triton.next_power_of_2(len(segments)),
     }

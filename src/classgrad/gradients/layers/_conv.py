@@ -10,12 +10,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.modules.conv import _ConvNd
 
-from classgrad.gradients._capture import Call
-from classgrad.gradients._cost import ghost_is_cheaper, rows_are_cheaper
+from classgrad.gradients import kernels
+from classgrad.gradients._cost import ghost_is_cheaper, kernel_is_cheaper, rows_are_cheaper
 from classgrad.gradients._layout import ClassLayout
 from classgrad.gradients._products import class_products, ghost_gram, ghost_square_norms
 from classgrad.gradients._registry import LayerRule, add_rule
-from classgrad.gradients._terms import Memory, Sums, Term, weigh
+from classgrad.gradients._taps import Call
+from classgrad.gradients._terms import Dense, Memory, Sums, Term, weigh
 from classgrad.gradients.layers._linear import ExamplesTerm, in_units, weighted_examples
 
 
@@ -55,6 +56,20 @@ class ConvTerm(ExamplesTerm):
         self.ghost = plain and ghost_is_cheaper(*cost)
         self.ghost_gram = plain and ghost_is_cheaper(*cost, gram=True)
         self.by_rows = plain and rows_are_cheaper(*cost)
+        self.by_kernel = plain and self._suits_kernel() and kernel_is_cheaper(positions, layout)
+        self.ghost &= not self.by_kernel
+        self.ghost_gram &= not self.by_kernel
+
+    def _suits_kernel(self) -> bool:
+        """Whether the kernel takes this convolution: in two dimensions, channels first, in TF32."""
+        settings: Any = torch.backends.cudnn
+        return (
+            isinstance(self.module, nn.Conv2d)
+            and kernels.available(self.b)
+            and settings.conv.fp32_precision == "tf32"
+            and self.a.is_contiguous()
+            and self.b.is_contiguous()
+        )
 
     def _rows(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
         """Return a range of classes as rows, (N, positions, channels × kernel) and (N, positions, channels)."""
@@ -111,12 +126,20 @@ class ConvTerm(ExamplesTerm):
         self._fill(out, 0, self.classes)
 
     def _fill(self, out: Tensor, start: int, stop: int) -> None:
-        """Write batched products of rows, or one ordinary gradient per class."""
-        if self.by_rows:
+        """Write what the kernel makes, batched products of rows, or one ordinary gradient per class."""
+        if self.by_kernel and stop - start == self.classes:
+            m = self.module
+            a, b = self.grouped(start, stop)
+            options = (m.kernel_size, m.stride, self.padding, m.dilation)
+            kernels.conv_products(a, b, self.layout.segments, *options, out=out.flatten(1))
+        elif self.by_rows:
             for i, j in self.parts(start, stop):
                 part = out[i - start : j - start].flatten(2) if j > i else out[:0]
                 class_products(*self._rows(i, j), self.layout.sizes[i:j], part)
-            return
+        else:
+            self._one_by_one(out, start, stop)
+
+    def _one_by_one(self, out: Tensor, start: int, stop: int) -> None:
         for slot, position in zip(out, range(start, stop), strict=True):
             if self.layout.sizes[position]:
                 slot.copy_(self._gradient(*self.grouped(position, position + 1)))
@@ -151,7 +174,10 @@ def conv_terms(call: Call, b: Tensor, layout: ClassLayout, memory: Memory, wante
     assert isinstance(module, _ConvNd)
     terms: dict[str, Term] = {}
     if "bias" in wanted:
-        terms["bias"] = Sums(b.flatten(2).sum(2), layout, memory)
+        if layout.order is None and kernels.available(b):
+            terms["bias"] = Dense(kernels.class_channel_sums(b, layout.segments), memory)
+        else:
+            terms["bias"] = Sums(b.flatten(2).sum(2), layout, memory)
     if "weight" in wanted:
         a = call.input.to(b.dtype)
         padding = cast(tuple[int, ...], module.padding)

@@ -7,9 +7,9 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from classgrad.gradients._capture import Call
 from classgrad.gradients._layout import ClassLayout
 from classgrad.gradients._registry import LayerRule, add_rule
+from classgrad.gradients._taps import Call
 from classgrad.gradients._terms import Memory, Term, promote
 
 

@@ -7,12 +7,13 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
-from classgrad.gradients._capture import Call
+from classgrad.gradients import kernels
 from classgrad.gradients._cost import ghost_is_cheaper, rates
 from classgrad.gradients._layout import ClassLayout
 from classgrad.gradients._products import class_products, ghost_gram, ghost_square_norms
 from classgrad.gradients._registry import LayerRule, add_rule, leading
-from classgrad.gradients._terms import Memory, Sums, Term, promote, weigh
+from classgrad.gradients._taps import Call
+from classgrad.gradients._terms import Dense, Memory, Sums, Term, promote, weigh
 
 
 class ExamplesTerm(Term):
@@ -44,6 +45,9 @@ class ExamplesTerm(Term):
 
     def parts(self, start: int, stop: int) -> Iterator[tuple[int, int]]:
         """Split a range of classes so that no part has more examples than should be worked on at a time."""
+        if self.layout.examples <= self._at_a_time:
+            yield start, stop
+            return
         first = start
         examples = 0
         for position in range(start, stop):
@@ -137,7 +141,10 @@ def linear_terms(call: Call, b: Tensor, layout: ClassLayout, memory: Memory, wan
     b = b.reshape(len(b), -1, b.shape[-1])
     terms: dict[str, Term] = {}
     if "bias" in wanted:
-        terms["bias"] = Sums(b.sum(1) if b.shape[1] > 1 else b[:, 0], layout, memory)
+        if layout.order is None and kernels.available(b):
+            terms["bias"] = Dense(kernels.class_row_sums(b, layout.segments), memory)
+        else:
+            terms["bias"] = Sums(b.sum(1) if b.shape[1] > 1 else b[:, 0], layout, memory)
     if "weight" in wanted:
         a = call.input.reshape(len(b), -1, call.input.shape[-1]).to(b.dtype)
         terms["weight"] = RowsTerm(a, b, layout, module.weight.shape, memory)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -10,10 +11,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from classgrad.gradients._capture import Call
+from classgrad.gradients import kernels
 from classgrad.gradients._layout import ClassLayout
 from classgrad.gradients._registry import LayerRule, add_rule, leading
-from classgrad.gradients._terms import Memory, Sums, Term, promote
+from classgrad.gradients._taps import Call
+from classgrad.gradients._terms import Dense, Memory, Sums, Term, promote
 
 PerExampleSums = Callable[[Call, Tensor, frozenset[str]], dict[str, Tensor]]
 
@@ -22,6 +24,7 @@ def _rule(
     sums: PerExampleSums,
     parameters: tuple[str, ...] = ("weight", "bias"),
     applies: Callable[[Call, int], bool] = leading,
+    through: Callable[[Call, Tensor, ClassLayout, Memory], tuple[Tensor | None, dict[str, Term]]] | None = None,
 ) -> LayerRule:
     """Make a rule from per-example gradients that are as small as the parameters."""
 
@@ -29,7 +32,7 @@ def _rule(
         per_example = sums(call, promote(b), wanted)
         return {name: Sums(per_example[name], layout, memory) for name in wanted}
 
-    return LayerRule(parameters, terms, applies)
+    return LayerRule(parameters, terms, applies, through)
 
 
 def _layer_norm(call: Call, b: Tensor, wanted: frozenset[str]) -> dict[str, Tensor]:
@@ -48,6 +51,23 @@ def _layer_norm(call: Call, b: Tensor, wanted: frozenset[str]) -> dict[str, Tens
     if "bias" in wanted:
         out["bias"] = _leading_sum(b, len(module.normalized_shape))
     return out
+
+
+def _layer_norm_through(
+    call: Call, b: Tensor, layout: ClassLayout, memory: Memory
+) -> tuple[Tensor | None, dict[str, Term]]:
+    module = cast(nn.LayerNorm, call.module)
+    assert call.saved is not None
+    width = math.prod(module.normalized_shape)
+    grouped = layout.order is None
+    segments = layout.segments if grouped else layout.singles
+    x, *sums = kernels.layer_norm_backward(b, call.input, *call.saved, module.weight, segments, width)
+    named = {
+        name: values.view(-1, *module.normalized_shape) for name, values in zip(("weight", "bias"), sums, strict=True)
+    }
+    if grouped:
+        return x, {name: Dense(values, memory) for name, values in named.items()}
+    return x, {name: Sums(values, layout, memory) for name, values in named.items()}
 
 
 def _layer_norm_by_example(
@@ -95,6 +115,15 @@ def _group_norm(call: Call, b: Tensor, wanted: frozenset[str]) -> dict[str, Tens
         mean, rstd = (v.repeat_interleave(per_group, 1) for v in (mean, rstd))
         out["weight"] = (_channel_dot(b, x) - mean * sums) * rstd
     return out
+
+
+def _group_norm_through(
+    call: Call, b: Tensor, layout: ClassLayout, memory: Memory
+) -> tuple[Tensor | None, dict[str, Term]]:
+    module = cast(nn.GroupNorm, call.module)
+    assert call.saved is not None
+    x, *sums = kernels.group_norm_backward(b, call.input, *call.saved, module.weight, module.num_groups)
+    return x, {name: Sums(values, layout, memory) for name, values in zip(("weight", "bias"), sums, strict=True)}
 
 
 def _channel_dot(b: Tensor, x: Tensor) -> Tensor:
@@ -155,9 +184,9 @@ def _channels_batched(call: Call, examples: int) -> bool:
     return leading(call, examples) and call.input.dim() == {"1": 3, "2": 4, "3": 5}[type(call.module).__name__[-2]]
 
 
-add_rule(nn.LayerNorm, _rule(_layer_norm, applies=_over_features))
+add_rule(nn.LayerNorm, _rule(_layer_norm, applies=_over_features, through=_layer_norm_through))
 add_rule(nn.RMSNorm, _rule(_rms_norm, ("weight",), _over_features))
-add_rule(nn.GroupNorm, _rule(_group_norm))
+add_rule(nn.GroupNorm, _rule(_group_norm, through=_group_norm_through))
 add_rule(nn.PReLU, _rule(_prelu, ("weight",)))
 for _layer, _sums in (
     (nn.InstanceNorm1d, _instance_norm),

@@ -1,0 +1,160 @@
+"""Nodes in the autograd graph that stand for the outputs of layers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from classgrad.gradients import kernels
+
+Sink = Callable[[Tensor, bool], Tensor | None]
+"""Where the gradient of a layer's output goes in a step; returns the input's gradient if asked for and able to."""
+
+
+class Call:
+    """One call of a layer in a forward pass: its module as it was then, and what went in.
+
+    ``sink`` is set while a step is made; ``saved`` are the mean and inverse deviation of a normalization.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "inputs",
+        "kwargs",
+        "module",
+        "parameters",
+        "saved",
+        "shape",
+        "sink",
+        "training",
+        "versions",
+    )
+
+    def __init__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> None:
+        self.module = module
+        self.training = module.training
+        # Those that were in use: torch.func.functional_call and the like put others in their place for a while.
+        self.parameters = {name: p for name, p in module._parameters.items() if p is not None and p.requires_grad}
+        self.inputs = args
+        self.kwargs = kwargs
+        self.versions = [v._version for v in self._tensors()]
+        self.shape = output.shape
+        self.saved = _saved_statistics(output) if isinstance(module, (nn.GroupNorm, nn.LayerNorm)) else None
+        self.sink: Sink | None = None
+
+    def _tensors(self) -> Iterable[Tensor]:
+        return (v for v in (*self.inputs, *self.kwargs.values()) if isinstance(v, Tensor))
+
+    def argument(self, position: int, name: str, default: Any = None) -> Any:
+        """Return an argument of the layer's forward, however it was passed."""
+        return self.inputs[position] if position < len(self.inputs) else self.kwargs.get(name, default)
+
+    @property
+    def input(self) -> Tensor:
+        """The layer's first input, whatever its forward calls it."""
+        value: Tensor = self.argument(0, "input", next(iter(self.kwargs.values()), None))
+        return value
+
+    def release(self) -> None:
+        """Let go of what went in: the step has made use of it."""
+        self.inputs, self.kwargs, self.saved = (), {}, None
+
+    def modified(self) -> bool:
+        """Whether an input was changed in place since, so that the layer's gradient can no longer be had from it."""
+        return self.versions != [v._version for v in self._tensors()]
+
+
+def _saved_statistics(output: Tensor) -> tuple[Tensor, Tensor] | None:
+    """Return the mean and inverse deviation a normalization layer saved for its own backward, if there are any."""
+    node = output.grad_fn
+    if node is None or node.name() not in ("NativeGroupNormBackward0", "NativeLayerNormBackward0"):
+        return None
+    if torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:
+        return None  # under gradient checkpointing or offloading they are packed away; they are made again when needed
+    return node._saved_result1, node._saved_result2  # type: ignore[attr-defined]  # made by torch's code generator
+
+
+def tap(call: Call, output: Tensor) -> Tensor:
+    """Return the layer's output under a new name; its node holds the call until the step is made."""
+    tapped: Tensor
+    if _has_kernel(call, output):
+        weight, bias = (getattr(call.module, name) for name in ("weight", "bias"))
+        tapped = _Normalization.apply(call, call.input, weight, bias, output.detach())  # type: ignore[no-untyped-call]
+    else:
+        tapped = _Tap.apply(output, call)  # type: ignore[no-untyped-call]
+    return tapped
+
+
+def _has_kernel(call: Call, output: Tensor) -> bool:
+    if call.saved is None or not kernels.available(output) or call.input.dtype != output.dtype:
+        return False
+    return isinstance(call.module, nn.GroupNorm) or math.prod(call.module.normalized_shape) <= kernels.WIDEST  # type: ignore[arg-type]
+
+
+class _Tap(torch.autograd.Function):
+    """The identity."""
+
+    @staticmethod
+    def forward(ctx: Any, output: Tensor, call: Call) -> Tensor:
+        """Return the output under a new name."""
+        ctx.call = call
+        # Unlike a view this may be changed in place by what follows, and unlike `.data` it shares the version counter,
+        # so autograd still notices if the layer needs its unchanged output.
+        return output.detach()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        """Return the gradient, after it went where the step wants it."""
+        sink = None if ctx.call is None else ctx.call.sink
+        if sink is not None:
+            sink(gradient, False)
+        return gradient, None
+
+
+class _Normalization(torch.autograd.Function):
+    """Group or layer normalization in place of torch's own node: its backward pass knows every example's share."""
+
+    @staticmethod
+    def forward(ctx: Any, call: Call, x: Tensor, weight: Tensor | None, bias: Tensor | None, output: Tensor) -> Tensor:
+        """Return the output that torch's forward made."""
+        ctx.call = call
+        ctx.module = call.module
+        ctx.save_for_backward(x, weight, bias, *call.saved)  # type: ignore[misc]
+        return output.detach()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        """Return the input's gradient as the step made it on its way, or as torch does outside of a step."""
+        sink = None if ctx.call is None else ctx.call.sink
+        if sink is not None:
+            return None, sink(gradient, True), None, None, None
+        return None, *_plain_backward(ctx.module, gradient, ctx.saved_tensors, ctx.needs_input_grad[1:4]), None
+
+
+def _plain_backward(
+    module: nn.GroupNorm | nn.LayerNorm, gradient: Tensor, saved: tuple[Tensor, ...], needed: tuple[bool, ...]
+) -> tuple[Tensor | None, ...]:
+    x, weight, bias, mean, rstd = saved
+    if torch.is_grad_enabled():  # a gradient that is to be differentiated again
+        inputs = [v for v, need in zip((x, weight, bias), needed, strict=True) if need]
+        y = (
+            F.group_norm(x, module.num_groups, weight, bias, module.eps)
+            if isinstance(module, nn.GroupNorm)
+            else F.layer_norm(x, module.normalized_shape, weight, bias, module.eps)
+        )
+        found = iter(torch.autograd.grad(y, inputs, gradient, create_graph=True))
+        return tuple(next(found) if need else None for need in needed)
+    gradient, x = gradient.contiguous(), x.contiguous()
+    if isinstance(module, nn.LayerNorm):
+        made = torch.ops.aten.native_layer_norm_backward(
+            gradient, x, module.normalized_shape, mean, rstd, weight, bias, needed
+        )
+    else:
+        size = (x.shape[0], x.shape[1], x.shape[2:].numel(), module.num_groups)
+        made = torch.ops.aten.native_group_norm_backward(gradient, x, mean, rstd, weight, *size, needed)
+    return tuple(made)

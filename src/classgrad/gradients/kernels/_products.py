@@ -1,0 +1,358 @@
+"""Class gradients of weights, Σ_{rows of class l} bᵀ a, as matrix products that gather their operands.
+
+A convolution's weight gradient is a product over the rows (example, output position) whose left side is the output
+gradient and whose right side is the input, seen through the kernel's windows; these are gathered while the product is
+made and never laid out in memory. A linear layer is a convolution of one tap over rows that lie one after the other.
+A program makes one tile of the gradient from one chunk of a class's rows. Where classes are whole chunks it writes the
+gradient itself (or only its sum of squares); else the chunks' tiles go to a workspace and are added in their order.
+"""
+
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, misc, untyped-decorator"
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from torch.nn import functional as F
+
+from classgrad.gradients.kernels._combination import sum_parts
+from classgrad.gradients.kernels._segments import (
+    VARYING,
+    Segments,
+    locate,
+    location,
+    square_slots,
+    sum_slots,
+)
+
+_PROGRAMS = 264
+"""Programs to make at least, if rows are many: two for each multiprocessor of a large GPU."""
+_BUSY = 132
+"""Programs below which tiles are made smaller."""
+
+
+@triton.jit(do_not_specialize=VARYING)
+def _products(
+    a,
+    b,
+    out,
+    outer,
+    channels,
+    height,
+    width,
+    a_n,
+    a_c,
+    a_h,
+    a_w,
+    b_n,
+    b_o,
+    b_p,
+    kernel_h,
+    kernel_w,
+    stride_h,
+    stride_w,
+    padding_h,
+    padding_w,
+    dilation_h,
+    dilation_w,
+    out_stride,
+    offsets,
+    classes,
+    rows,
+    uniform,
+    chunk,
+    UNIFORM: tl.constexpr,
+    CLASSES: tl.constexpr,
+    POSITIONS: tl.constexpr,
+    LINE: tl.constexpr,
+    TAPS: tl.constexpr,
+    FIRST: tl.constexpr,
+    PADDED: tl.constexpr,
+    NORMS: tl.constexpr,
+    WIDE: tl.constexpr,
+    PRECISION: tl.constexpr,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    BK: tl.constexpr,
+):
+    """Columns are channels at one tap that the program is given (TAPS), or all pairs of channel and tap.
+
+    The gradient is written as (tap, outer, channel) if FIRST, else as torch has it, (outer, channel, tap).
+    """
+    area = kernel_h * kernel_w
+    columns = channels if TAPS else channels * area
+    tiles_n = tl.cdiv(columns, BN)
+    taps = area if TAPS else 1
+    tiles = tl.cdiv(outer, BM) * tiles_n * taps
+    slot = tl.program_id(0) // tiles
+    tile = tl.program_id(0) % tiles
+    _, start, stop = locate(slot, offsets, classes, rows, uniform, chunk, UNIFORM, CLASSES)
+    m = tile // (tiles_n * taps) * BM + tl.arange(0, BM)
+    n = tile // taps % tiles_n * BN + tl.arange(0, BN)
+    m_inside = m < outer
+    n_inside = n < columns
+    if TAPS:
+        tap = tile % taps
+        channel = n
+    elif FIRST:
+        tap = n // channels
+        channel = n % channels
+    else:
+        tap = n % area
+        channel = n // area
+    down = tap // kernel_w * dilation_h - padding_h
+    right = tap % kernel_w * dilation_w - padding_w
+    a_columns = channel * a_c + (down * a_h + right * a_w)
+    b_rows = m * b_o
+    total = tl.zeros((BM, BN), tl.float32)
+    for first in range(start, stop, BK):
+        k = first + tl.arange(0, BK)
+        here = k < stop
+        example = k // POSITIONS
+        p = k % POSITIONS
+        y = p // LINE * stride_h
+        x = p % LINE * stride_w
+        if WIDE:
+            example = example.to(tl.int64)
+        there = here[:, None] & n_inside[None, :]
+        if PADDED:
+            if TAPS:
+                seen = (y + down >= 0) & (y + down < height) & (x + right >= 0) & (x + right < width)
+                there = (here & seen)[:, None] & n_inside[None, :]
+            else:
+                row, column = y[:, None] + down[None, :], x[:, None] + right[None, :]
+                there = there & (row >= 0) & (row < height) & (column >= 0) & (column < width)
+        left = tl.load(
+            b + (b_rows[:, None] + (example * b_n + p * b_p)[None, :]),
+            mask=m_inside[:, None] & here[None, :],
+            other=0.0,
+        )
+        window = tl.load(a + (a_columns[None, :] + (example * a_n + y * a_h + x * a_w)[:, None]), mask=there, other=0.0)
+        total = tl.dot(left, window, total, input_precision=PRECISION)
+    if NORMS:
+        tl.store(out + slot * tiles + tile, tl.sum(tl.sum(total * total, 1), 0))
+    else:
+        if FIRST:
+            place = m[:, None] * channels + (tap * (outer * channels) + channel)[None, :]
+        else:
+            place = m[:, None] * (channels * area) + (channel * area + tap)[None, :]
+        tl.store(out + slot.to(tl.int64) * out_stride + place, total, mask=m_inside[:, None] & n_inside[None, :])
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """How a product is cut: tiles of ``m`` x ``n``, ``k`` rows at a time, one tap or all taps in a tile."""
+
+    m: int
+    n: int
+    k: int
+    taps: bool
+    warps: int
+    stages: int
+    pad: bool = False
+    """Whether the input is padded in memory first, which spares the gathering its tests for the border."""
+
+
+@dataclass(frozen=True)
+class _Product:
+    """Both sides of a product, with what the kernel must know of their places in memory."""
+
+    a: Tensor
+    b: Tensor
+    outer: int
+    channels: int
+    size: tuple[int, int]
+    a_strides: tuple[int, ...]
+    b_strides: tuple[int, ...]
+    kernel: tuple[int, int]
+    stride: tuple[int, int]
+    padding: tuple[int, int]
+    dilation: tuple[int, int]
+    rows_per_example: int
+    positions: int
+    line: int
+
+    @property
+    def area(self) -> int:
+        return self.kernel[0] * self.kernel[1]
+
+    def run(
+        self,
+        segments: Segments,
+        blocks: Blocks,
+        precision: str,
+        norms: bool,
+        out: Tensor | None,
+        taps_first: bool = True,
+    ) -> Tensor:
+        columns = self.channels if blocks.taps else self.channels * self.area
+        tiles = triton.cdiv(self.outer, blocks.m) * triton.cdiv(columns, blocks.n) * (self.area if blocks.taps else 1)
+        chunks = segments.cut(self.rows_per_example, self._chunk(segments, tiles, blocks.k))
+        size = self.outer * self.channels * self.area
+        direct = chunks.whole
+        first = taps_first or (blocks.taps and not direct)
+        if direct and norms:
+            target = self.b.new_empty(len(segments), tiles)
+        elif direct:
+            target = self.b.new_empty(len(segments), size) if out is None else out
+        else:
+            target = self.b.new_empty(chunks.slots, size)
+        _products[(tiles * chunks.slots,)](
+            self.a,
+            self.b,
+            target,
+            self.outer,
+            self.channels,
+            *self.size,
+            *self.a_strides,
+            *self.b_strides,
+            *self.kernel,
+            *self.stride,
+            *self.padding,
+            *self.dilation,
+            target.stride(0),
+            **location(segments, chunks),
+            POSITIONS=self.positions,
+            LINE=self.line,
+            TAPS=blocks.taps,
+            FIRST=first,
+            PADDED=any(self.padding),
+            NORMS=norms and direct,
+            WIDE=max(self.a.numel(), self.b.numel()) >= 2**31,
+            PRECISION=precision,
+            BM=blocks.m,
+            BN=blocks.n,
+            BK=blocks.k,
+            num_warps=blocks.warps,
+            num_stages=blocks.stages,
+        )
+        if norms:
+            return sum_parts(target if direct else square_slots(target, segments, chunks))
+        area = self.area if first and not taps_first else 1
+        return target if direct else sum_slots(target, segments, chunks, out, area=area)
+
+    def _chunk(self, segments: Segments, tiles: int, k: int) -> int:
+        """Return how many rows of a class a program takes: all, unless too few programs would be busy."""
+        wanted = triton.cdiv(_PROGRAMS, tiles)
+        rows = segments.examples * self.rows_per_example
+        largest = segments.largest * self.rows_per_example
+        chunk = max(4 * k, triton.cdiv(triton.cdiv(rows, wanted), 64) * 64)
+        return max(1, largest) if largest <= chunk + chunk // 2 else chunk
+
+
+def conv_products(
+    a: Tensor,
+    b: Tensor,
+    segments: Segments,
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    *,
+    precision: str = "tf32",
+    norms: bool = False,
+    out: Tensor | None = None,
+    taps_first: bool = False,
+    blocks: Blocks | None = None,
+) -> Tensor:
+    """Return the classes' weight gradients of a two-dimensional convolution without groups, (L, O · C · kernel).
+
+    ``a`` (N, C, H, W) and ``b`` (N, O, ...) are grouped by class, each contiguous or channels-last. With ``norms``
+    return only the squared norms (L). ``out`` may be given to be written to; its rows may be further apart.
+    ``precision`` is "tf32" or "ieee". Gradients come as (O, C, kernel), or with ``taps_first`` as (kernel, O, C), which
+    is written faster, has the same norms and may be combined as well, to be transposed when only one is left.
+    """
+    b = b if _dense(b) else b.contiguous()
+    blocks = blocks or conv_blocks(a, b, segments, kernel)
+    if blocks.pad and any(padding):
+        a, padding = F.pad(a, (padding[1], padding[1], padding[0], padding[0])), (0, 0)
+    positions, line = b.shape[2] * b.shape[3], b.shape[3]
+    last = b.stride(1) == 1 and positions > 1
+    product = _Product(
+        a,
+        b,
+        outer=b.shape[1],
+        channels=a.shape[1],
+        size=(a.shape[2], a.shape[3]),
+        a_strides=a.stride(),
+        b_strides=(b.shape[1] * positions, 1, b.shape[1]) if last else (b.shape[1] * positions, positions, 1),
+        kernel=(kernel[0], kernel[1]),
+        stride=(stride[0], stride[1]),
+        padding=(padding[0], padding[1]),
+        dilation=(dilation[0], dilation[1]),
+        rows_per_example=positions,
+        positions=positions,
+        line=line,
+    )
+    return product.run(segments, blocks, precision, norms, out, taps_first or product.area == 1)
+
+
+def linear_products(
+    a: Tensor,
+    b: Tensor,
+    segments: Segments,
+    *,
+    precision: str = "tf32",
+    norms: bool = False,
+    out: Tensor | None = None,
+    blocks: Blocks | None = None,
+) -> Tensor:
+    """Return the classes' sums of outer products of the rows of ``b`` (N, T, O) and ``a`` (N, T, D): (L, O · D).
+
+    Both are grouped by class; ``norms``, ``out`` and ``precision`` as for `conv_products`.
+    """
+    a, b = a.contiguous(), b.contiguous()
+    product = _Product(
+        a,
+        b,
+        outer=b.shape[2],
+        channels=a.shape[2],
+        size=(1, 1),
+        a_strides=(a.shape[2], 1, 0, 0),
+        b_strides=(b.shape[2], 1, 0),
+        kernel=(1, 1),
+        stride=(1, 1),
+        padding=(0, 0),
+        dilation=(1, 1),
+        rows_per_example=a.shape[1],
+        positions=1,
+        line=1,
+    )
+    blocks = blocks or linear_blocks(a, b, segments)
+    return product.run(segments, blocks, precision, norms, out)
+
+
+def conv_blocks(a: Tensor, b: Tensor, segments: Segments, kernel: Sequence[int]) -> Blocks:
+    """Return how to cut the product of a convolution, by its shape."""
+    area, rows = kernel[0] * kernel[1], segments.largest * b.shape[2] * b.shape[3]
+    # one tap at a time is gathered cheaply, but a class of few rows is little more than the writing of its gradient
+    taps = area == 1 or (a.shape[1] >= 32 and rows >= 256)
+    total = segments.examples * b.shape[2] * b.shape[3]
+    return _blocks(b.shape[1], a.shape[1], area, rows, total, taps)
+
+
+def linear_blocks(a: Tensor, b: Tensor, segments: Segments) -> Blocks:
+    """Return how to cut the product of a linear layer, by its shape."""
+    return _blocks(b.shape[2], a.shape[2], 1, segments.largest * a.shape[1], segments.examples * a.shape[1], True)
+
+
+def _blocks(outer: int, channels: int, area: int, rows: int, total: int, taps: bool) -> Blocks:
+    k = max(16, min(32, triton.next_power_of_2(rows)))
+    few = rows <= k
+    # the tests for the border at every tap need registers
+    columns, widest = (channels, 128) if taps else (channels * area, 128 if few else 64)
+    m = max(16, min(128, triton.next_power_of_2(outer)))
+    n = max(16, min(widest, triton.next_power_of_2(columns)))
+    slots = max(1, triton.cdiv(total, max(4 * k, rows if few else 0)))
+    while m * n > 32 * 64 and triton.cdiv(outer, m) * triton.cdiv(columns, n) * (area if taps else 1) * slots < _BUSY:
+        m, n = (m // 2, n) if m > n else (m, n // 2)
+    return Blocks(m, n, k, taps, warps=8 if m * n >= 128 * 128 else 4, stages=1 if few else 3)
+
+
+def _dense(b: Tensor) -> bool:
+    return b.is_contiguous() or b.is_contiguous(memory_format=torch.channels_last)
