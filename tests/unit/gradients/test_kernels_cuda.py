@@ -3,6 +3,8 @@
 import pytest
 import torch
 
+pytest.importorskip("triton", reason="needs Triton, which comes with torch's builds for CUDA")
+
 from ._kernels import drawn
 
 from classgrad.gradients import kernels  # isort: skip

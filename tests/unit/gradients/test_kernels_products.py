@@ -6,6 +6,8 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+pytest.importorskip("triton", reason="needs Triton, which comes with torch's builds for CUDA")
+
 from ._kernels import DEVICE, close, drawn
 
 from classgrad.gradients import kernels  # isort: skip
