@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 pytest.importorskip("triton", reason="needs Triton, which comes with torch's builds for CUDA")
 
-from ._kernels import DEVICE, close, drawn
+from ._kernels import DEVICE, SIZES, close, drawn
 
 from classgrad.gradients import kernels  # isort: skip
 from classgrad.gradients.kernels import _products as products  # isort: skip
