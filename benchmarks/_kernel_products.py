@@ -91,7 +91,9 @@ def conv_case(
 
     def ours(v: Inputs) -> Tensor:
         settings = (module.kernel_size, module.stride, pads, (1, 1))
-        return kernels.conv_products(v["a"], v["b"], segments, *settings, precision=precision, norms=norms)
+        return kernels.conv_products(
+            v["a"], v["b"], segments, *settings, precision=precision, norms=norms, taps_first=True
+        )
 
     def now(v: Inputs) -> Tensor:
         term = ConvTerm(module, v["a"], v["b"], pads, layout, Memory(2**40))
@@ -106,7 +108,8 @@ def conv_case(
         out = []
         for rows in ends:
             seen = F.unfold(v["a"][rows].double(), shape.kernel, 1, shape.padding, shape.stride)
-            out.append(torch.einsum("nop,nkp->ok", v["b"][rows].double().flatten(2), seen).flatten())
+            gradient = torch.einsum("nop,nkp->ok", v["b"][rows].double().flatten(2), seen)
+            out.append(gradient.view(shape.outer * shape.channels, -1).T.flatten())
         both = torch.stack(out)
         return {"out": both.square().sum(1) if norms else both}
 
@@ -215,7 +218,9 @@ def sweep(sizes: list[int], precision: str) -> Iterator[str]:
 def _cut(
     segments: kernels.Segments, settings: Sequence[tuple[int, ...]], precision: str, blocks: object, v: Inputs
 ) -> Tensor:
-    return kernels.conv_products(v["a"], v["b"], segments, *settings, precision=precision, blocks=blocks)
+    return kernels.conv_products(
+        v["a"], v["b"], segments, *settings, precision=precision, blocks=blocks, taps_first=True
+    )
 
 
 def _layout(sizes: list[int]) -> ClassLayout:

@@ -31,6 +31,7 @@ from classgrad.gradients._joint import class_passes, gradients_of, joint_terms
 from classgrad.gradients._layout import ClassLayout, class_layout, declared_classes
 from classgrad.gradients._lazy import lazy_norms
 from classgrad.gradients._plain import weighted_backward
+from classgrad.gradients._parameters import own_parameters
 from classgrad.gradients._select import class_parts, examples_of, holds, select
 from classgrad.gradients._step import Step
 from classgrad.gradients._stream import ClassStream, Direction
@@ -122,7 +123,7 @@ class ClassGradients:
     @property
     def parameters(self) -> list[nn.Parameter]:
         """The parameters that take part now: those that require gradients."""
-        return [p for p in self.model.parameters() if p.requires_grad]
+        return [p for p in own_parameters(self.model) if p.requires_grad]
 
     def backward(self, losses: Tensor, y: Tensor, *, scaler: GradScaler | None = None) -> Step:
         """Add the direction Σ_l w_l g_l to ``p.grad``, as ``losses.mean().backward()`` adds the plain gradient.
@@ -193,7 +194,7 @@ class ClassGradients:
         """Say, before its forward even, whether the next step will go by remembered norms if its batch is such."""
         if self._lazy is None:
             return False
-        return self._lazy.lazy(layout, [p.requires_grad for p in self.model.parameters()])
+        return self._lazy.lazy(layout, [p.requires_grad for p in own_parameters(self.model)])
 
     def made(self, step: Step, layout: ClassLayout) -> None:
         """Count a step that was replayed from a recording.

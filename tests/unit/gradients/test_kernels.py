@@ -4,6 +4,8 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+pytest.importorskip("triton", reason="needs Triton, which comes with torch's builds for CUDA")
+
 from ._kernels import DEVICE, SIZES, by_class, close, drawn
 
 from classgrad.gradients import kernels  # isort: skip

@@ -1,0 +1,22 @@
+"""The parameters of a model, found at every step: they may be frozen, added or replaced in between."""
+
+from __future__ import annotations
+
+from torch import nn
+
+
+def own_parameters(model: nn.Module) -> list[nn.Parameter]:
+    """Return what ``model.parameters()`` yields, without the names it works out on the way, which take longer."""
+    found: dict[int, nn.Parameter] = {}
+    seen: set[int] = set()
+    waiting = [model]
+    while waiting:
+        module = waiting.pop()
+        if id(module) in seen:
+            continue
+        seen.add(id(module))
+        for p in module._parameters.values():
+            if p is not None:
+                found.setdefault(id(p), p)
+        waiting.extend(child for child in reversed(module._modules.values()) if child is not None)
+    return list(found.values())
