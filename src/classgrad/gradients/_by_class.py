@@ -18,12 +18,14 @@ LossOf = Callable[[Tensor], Tensor]
 """From examples to one loss for each."""
 
 
-def step_laid_out(grads: ClassGradients, loss_of: LossOf, x: Tensor, layout: ClassLayout, lazy: bool) -> Step:
-    """Make the step on examples ``x`` whose classes are laid out, going by remembered norms if ``lazy``.
+def step_laid_out(
+    grads: ClassGradients, loss_of: LossOf, x: Tensor, layout: ClassLayout, lazy: bool | None = None
+) -> Step:
+    """Make the step on examples ``x`` whose classes are laid out, going by remembered norms if that is due.
 
-    Say ``grads.made(step, layout)`` after each such step and each of its replays.
+    With ``lazy`` given it is decided already; then say ``grads.made(step, layout)`` after the step and each replay.
     """
-    with grads._engines.resting(lazy):
+    with grads._engines.resting(grads.lazy(layout) if lazy is None else lazy):
         losses = loss_of(x)
     return grads.backward_laid_out(losses, layout, lazy=lazy)
 

@@ -74,6 +74,8 @@ class CapturedStep:
         if self._update is not None:
             self._update.fill()
         layout, labels = self._laid_out[key]
+        if not x.is_cuda:
+            return self._work(x, labels, layout)[0]
         step, gradients = self._replayed(key, x, labels, layout)
         for p, gradient in gradients.items():
             p.grad = gradient
@@ -90,7 +92,9 @@ class CapturedStep:
         except Unrecordable as error:
             raise InputError(f"{error} Use ClassGradients.backward for this model and loss.") from error
 
-    def _work(self, x: Tensor, y: Tensor, layout: ClassLayout, lazy: bool) -> tuple[Step, dict[nn.Parameter, Tensor]]:
+    def _work(
+        self, x: Tensor, y: Tensor, layout: ClassLayout, lazy: bool | None = None
+    ) -> tuple[Step, dict[nn.Parameter, Tensor]]:
         for p in self.grads.parameters:
             p.grad = None
         step = step_laid_out(self.grads, lambda batch: self.loss_fn(batch, y), x, layout, lazy)
