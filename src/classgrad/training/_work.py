@@ -29,6 +29,10 @@ Logits = Callable[[Tensor], tuple[Tensor, Tensor]]
 """From example indices to logits and labels."""
 
 
+Seen = tuple[Step | PlainStep, list[Tensor | None]]
+"""What was seen, and the gradients where the update does not use them up."""
+
+
 class Work:
     """Gradients of batches of examples, given as indices, replayed as CUDA graphs on a GPU.
 
@@ -105,14 +109,16 @@ class Work:
             key: Hashable = (len(indices), lazy, None if self._update is None else self._update.key)
             run = partial(self._run, layout=layout, lazy=lazy)
             try:
-                seen = self._recordings(key, run, indices)
+                seen, gradients = self._recordings(key, run, indices)
             except Unrecordable as error:
                 self._give_up(error)
-                seen = run(indices)
+                seen, gradients = run(indices)
+            for p, gradient in zip(self._parameters, gradients, strict=True):
+                p.grad = gradient  # a replay fills it but does not put it there
             if self._grads is not None and layout is not None and isinstance(seen, Step):
                 self._grads.made(seen, layout)
             return seen
-        return self._run(indices)
+        return self._run(indices)[0]
 
     def refresh(self, order: Tensor, counts: Sequence[int]) -> None:
         """Renew the full-batch class gradients that ``Rescale`` projects on (Alg. 5); ``order`` is grouped by class."""
@@ -143,13 +149,13 @@ class Work:
             self._layouts[len(indices)] = layout
         return self._layouts[len(indices)]
 
-    def _run(self, indices: Tensor, layout: ClassLayout | None = None, lazy: bool = False) -> Step | PlainStep:
+    def _run(self, indices: Tensor, layout: ClassLayout | None = None, lazy: bool = False) -> Seen:
         for p in self._parameters:
             p.grad = None
         seen = self._plain(indices) if self._grads is None else self._weighted(self._grads, indices, layout, lazy)
         if self._update is not None:
             self._update()
-        return seen
+        return seen, [p.grad for p in self._parameters]
 
     def _plain(self, indices: Tensor) -> PlainStep:
         """Write the gradient of the batch's mean loss, as anyone would."""
