@@ -30,8 +30,8 @@ from classgrad.gradients._graph import NO_GRAPH, Graph, read_graph
 from classgrad.gradients._joint import class_passes, gradients_of, joint_terms
 from classgrad.gradients._layout import ClassLayout, class_layout, declared_classes
 from classgrad.gradients._lazy import lazy_norms
-from classgrad.gradients._plain import weighted_backward
 from classgrad.gradients._parameters import own_parameters
+from classgrad.gradients._plain import weighted_backward
 from classgrad.gradients._select import class_parts, examples_of, holds, select
 from classgrad.gradients._step import Step
 from classgrad.gradients._stream import ClassStream, Direction
