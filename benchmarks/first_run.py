@@ -20,6 +20,7 @@ import json
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 from pathlib import Path
 
 import numpy as np
@@ -135,19 +136,19 @@ def carry_out(jobs: Sequence[Job], given: argparse.Namespace) -> None:
     train_all(left, workers=given.workers, data_dir=given.data_dir, resume=True, report=report)
 
 
-def score(job: Job) -> float:
+def score(run: Run) -> float:
     """Give the highest macro recall on the validation split, 0 for a run that diverged."""
-    run = finished(job)
-    assert run is not None
     return float(np.nanmax(run.macro_recall("validation"))) if run.meta["status"] == "finished" else 0.0
 
 
 def scores_of(line: Setting, rates: Sequence[float], given: argparse.Namespace) -> dict[float, float]:
-    return {lr: float(np.mean([score(job) for job in grid_jobs(line, (lr,), given)])) for lr in rates}
+    """Score the rates whose runs are all finished, averaged over the seeds."""
+    records = {lr: [finished(job) for job in grid_jobs(line, lr, given)] for lr in rates}
+    return {lr: float(np.mean([score(run) for run in found if run])) for lr, found in records.items() if all(found)}
 
 
-def grid_jobs(line: Setting, rates: Sequence[float], given: argparse.Namespace) -> list[Job]:
-    return [job_of(line, given, "grid", lr, GRID_SEED + n) for lr in rates for n in range(given.grid_seeds)]
+def grid_jobs(line: Setting, lr: float, given: argparse.Namespace) -> list[Job]:
+    return [job_of(line, given, "grid", lr, GRID_SEED + n) for n in range(given.grid_seeds)]
 
 
 def best_of(scores: dict[float, float]) -> float:
@@ -170,17 +171,21 @@ def grid(given: argparse.Namespace) -> None:
     named = None if given.rates is None else tuple(float(rate) for rate in given.rates.split(","))
     tried = {line: list(named or RATES[line.algorithm]) for line in settings(given)}
     for _ in range(1 + given.extensions):
-        carry_out([job for line, rates in tried.items() for job in grid_jobs(line, rates, given)], given)
-        scores = {line: scores_of(line, rates, given) for line, rates in tried.items()}
-        more = {line: beyond(found) for line, found in scores.items()}
-        write_rates(scores, given)
-        if not any(more.values()):
-            break
+        # one rate of every line before the next, so that a short budget leaves fewer rates of all
+        columns = zip_longest(*([(line, rate) for rate in rates] for line, rates in tried.items()))
+        try:
+            carry_out(
+                [job for column in columns for found in column if found for job in grid_jobs(*found, given)], given
+            )
+        finally:
+            scores = {line: scores_of(line, rates, given) for line, rates in tried.items()}
+            write_rates({line: found for line, found in scores.items() if found}, given)
+        more = {line: rate for line, found in scores.items() if (rate := beyond(found)) is not None}
+        if not more:
+            return
         for line, rate in more.items():
-            if rate is not None:
-                tried[line].append(rate)
-    else:
-        print("still at an end of the rates:", ", ".join(line.name for line, rate in more.items() if rate is not None))
+            tried[line].append(rate)
+    print("the best rate is still at an end of those tried:", ", ".join(line.name for line in more))
 
 
 def write_rates(scores: dict[Setting, dict[float, float]], given: argparse.Namespace) -> None:

@@ -182,7 +182,10 @@ def measure(given: argparse.Namespace, rows: Rows) -> bool:
             if time.monotonic() - start > given.budget:
                 return False
             began = time.monotonic()
-            rows.add({**key, **run()})
+            try:
+                rows.add({**key, **run()})
+            except Exception as error:  # a row that does not fit into memory must not cost the others
+                print(f"not measured: {key}: {type(error).__name__}: {str(error).splitlines()[:1]}", flush=True)
             gc.collect()
             if given.device == "cuda":
                 torch.cuda.empty_cache()

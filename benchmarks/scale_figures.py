@@ -72,8 +72,8 @@ def _parameters(rows: Sequence[Row]) -> Figure:
             _line(axes, [(x, y) for x, y in points if y is not None], _look(at), f"{classes} classes")
     right.axhline(MEMORY_GOAL, color="#777777", linewidth=0.7, linestyle=":")
     kind = "both captured" if recorded else "both eager"
-    _finish(figure, left, right, "parameters", f"time / plain step, {kind}", "peak memory / plain step")
-    left.set_yscale("linear")
+    titles = (f"time / plain step, {kind}", "peak memory / plain step")
+    _finish(figure, left, right, "parameters", *titles, scales=("linear", "linear"))
     return figure
 
 
@@ -85,8 +85,8 @@ def _samplers(rows: Sequence[Row]) -> Figure:
         own = [row for row in chosen if row["sampler"] == sampler]
         for axes, key in ((left, "setup_seconds"), (right, "first_seconds")):
             _line(axes, [(row["examples"], row[key]) for row in own if row[key] > 1e-4], _look(at), sampler)
-    _finish(figure, left, right, f"examples ({most:,} classes)", "set-up [s]", "then, to the first batch [s]")
-    right.set_yscale("log")
+    titles = ("set-up [s]", "then, to the first batch [s]")
+    _finish(figure, left, right, f"examples ({most:,} classes)", *titles, scales=("log", "log"))
     return figure
 
 
@@ -113,14 +113,26 @@ def _time_ratio(row: Row, recorded: bool) -> float | None:
     return recorded_ratio(row) if recorded else row["results"].get("fused", {}).get("time_ratio")
 
 
-def _finish(figure: Figure, left: Axes, right: Axes, label: str, first: str, second: str) -> None:
-    for axes, title in ((left, first), (right, second)):
+def _finish(
+    figure: Figure,
+    left: Axes,
+    right: Axes,
+    label: str,
+    first: str,
+    second: str,
+    scales: tuple[str, str] = ("log", "linear"),
+) -> None:
+    for axes, title, scale in ((left, first, scales[0]), (right, second, scales[1])):
         axes.set_xscale("log")
+        axes.set_yscale(scale)
+        if scale == "linear":
+            axes.set_ylim(bottom=0)
         axes.set_xlabel(label)
         axes.set_title(title)
-    left.set_yscale("log")
-    right.set_ylim(bottom=0)
-    figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=3)
+    handles = {
+        name: line for axes in (left, right) for line, name in zip(*axes.get_legend_handles_labels(), strict=True)
+    }
+    figure.legend(handles.values(), handles, loc="outside lower center", ncols=3)
 
 
 FIGURES: dict[str, Callable[[Sequence[Row]], Figure]] = {
