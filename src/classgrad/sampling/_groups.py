@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -15,6 +16,7 @@ Labels: TypeAlias = Tensor | NDArray[Any] | Sequence[int] | Sequence[str]
 Classes: TypeAlias = Iterable[int] | Iterable[str]
 
 _RADIX_RANGE = 2**16  # numpy sorts 16-bit keys by radix, several times faster than wider ones
+_PART = 2**18  # labels sorted at a time: what they take stays in the processor's cache
 
 
 @dataclass(frozen=True)
@@ -58,12 +60,10 @@ def as_array(labels: Labels) -> NDArray[Any]:
 
 def _group(labels: Labels, parameter: str) -> Groups:
     codes, names = _integers(labels, parameter)
-    order = _stable_order(codes)
-    ordered = codes[order]
-    starts = np.flatnonzero(np.concatenate(([True], ordered[1:] != ordered[:-1])))
-    sizes = np.diff(np.append(starts, len(codes))).tolist()
-    observed = ordered[starts].tolist()
-    return Groups(tuple(names or observed), tuple(sizes), from_numpy(order))
+    low, high = int(codes.min()), int(codes.max())
+    observed, sizes, order = _narrow(codes, low, high) if high - low < _RADIX_RANGE else _wide(codes)
+    classes = tuple(observed) if names is None else tuple(names)
+    return Groups(classes, tuple(sizes), from_numpy(order))
 
 
 def _with_declared(groups: Groups, declared: Classes) -> Groups:
@@ -111,8 +111,36 @@ def _integers(labels: Labels, parameter: str) -> tuple[NDArray[Any], list[str] |
     return np.fromiter((number[value] for value in values), dtype=np.int64, count=len(values)), names
 
 
-def _stable_order(codes: NDArray[Any]) -> NDArray[np.int64]:
-    low, high = int(codes.min()), int(codes.max())
-    if high - low < _RADIX_RANGE:
-        codes = (codes.astype(np.uint64) - np.uint64(low % 2**64)).astype(np.uint16)  # wraps around for negatives
-    return np.argsort(codes, kind="stable")
+def _narrow(codes: NDArray[Any], low: int, high: int) -> tuple[list[int], list[int], NDArray[np.int64]]:
+    """Classes, sizes and stable order of codes that are not far apart, in the memory of the order alone.
+
+    Parts are sorted one by one, and each part's examples of a class go behind those of the parts before it.
+    """
+    keys = partial(_keys, low=low, dtype=np.uint8 if high - low < 2**8 else np.uint16)
+    parts = [slice(start, start + _PART) for start in range(0, len(codes), _PART)]
+    counts = np.zeros(high - low + 1, dtype=np.int64)
+    for part in parts:
+        counts += np.bincount(keys(codes[part]), minlength=len(counts))
+    free = np.cumsum(counts) - counts  # where the next example of each class goes
+    order = np.empty(len(codes), dtype=np.int64)
+    for part in parts:
+        code = keys(codes[part])
+        local = np.argsort(code, kind="stable")
+        here = np.bincount(code, minlength=len(counts))
+        order[np.repeat(free - np.cumsum(here) + here, here) + np.arange(len(code))] = local + part.start
+        free += here
+    observed = np.flatnonzero(counts)
+    return [low + offset for offset in observed.tolist()], counts[observed].tolist(), order
+
+
+def _keys(codes: NDArray[Any], low: int, dtype: type[np.unsignedinteger[Any]]) -> NDArray[np.unsignedinteger[Any]]:
+    """Codes counted from ``low``; the arithmetic is modulo 2**64, so that it holds for codes of any kind and sign."""
+    return (codes.astype(np.uint64) - np.uint64(low % 2**64)).astype(dtype)
+
+
+def _wide(codes: NDArray[Any]) -> tuple[list[int], list[int], NDArray[np.int64]]:
+    """Classes, sizes and stable order of any codes."""
+    order = np.argsort(codes, kind="stable")
+    ordered = codes[order]
+    starts = np.flatnonzero(np.concatenate(([True], ordered[1:] != ordered[:-1])))
+    return ordered[starts].tolist(), np.diff(np.append(starts, len(codes))).tolist(), order

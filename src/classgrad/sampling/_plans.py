@@ -76,7 +76,7 @@ class Shuffled:
         self.length = self._full if drop_last else ceil(self._size / batch_size)
         self.smallest = batch_size if drop_last else self._size - (self.length - 1) * batch_size
         self.recipe: tuple[int, ...] = (batch_size, drop_last)
-        self._places = Stream(torch.arange(self._size), 0, passes=1)
+        self._places = Stream(range(self._size), 0, passes=1)
         self._rows = max(1, _CHUNK // batch_size)
 
     def chunk(self, key: int, epoch: int, first: int) -> Tensor:

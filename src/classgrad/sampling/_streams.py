@@ -11,15 +11,16 @@ class Stream:
 
     Position p lies in pass p // len(members). The orders depend only on the key and the stream's number, so a
     position can be read without reading those before it: that is what lets a sampler stop, continue elsewhere and
-    jump to an epoch. Passes are shuffled in decks of `passes` at a time, and the latest deck is kept.
+    jump to an epoch. Passes are shuffled in decks of `passes` at a time, and the latest deck is kept. `members` given
+    as a range from 0 are never laid out: a shuffle of them is their order.
     """
 
-    def __init__(self, members: Tensor, number: int, passes: int) -> None:
+    def __init__(self, members: Tensor | range, number: int, passes: int) -> None:
         self._members = members
         self._number = number
         self._passes = passes
         self._at: tuple[int, int] | None = None
-        self._deck = members
+        self._deck = torch.empty(0, dtype=torch.int64)
 
     def read(self, key: int, start: int, stop: int) -> Tensor:
         """Give the examples at positions `start` to `stop` (excluded) under `key`."""
@@ -35,7 +36,8 @@ class Stream:
     def _deck_at(self, key: int, number: int) -> Tensor:
         if self._at != (key, number):
             generator = torch.Generator().manual_seed(_seed(key, self._number, number))
-            self._deck = self._members[_shuffles(self._passes, len(self._members), generator)]
+            places = _shuffles(self._passes, len(self._members), generator)
+            self._deck = places if isinstance(self._members, range) else self._members[places]
             self._at = (key, number)
         return self._deck
 

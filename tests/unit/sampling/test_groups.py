@@ -102,3 +102,21 @@ def test_declaring_what_is_there_changes_nothing() -> None:
 def test_a_wrong_declaration_is_an_error(declared: Any, found: str) -> None:
     with pytest.raises(InputError, match=found):
         group_by_class([0, 1, 2, 3, 4, 5, 6], declared=declared)
+
+
+@pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.int64, np.uint64])
+@pytest.mark.parametrize("spread", [1, 2, 200, 1000])
+def test_labels_sorted_part_by_part_come_in_the_order_of_one_stable_sort(
+    dtype: type[np.integer[Any]], spread: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("classgrad.sampling._groups._PART", 7)
+    least, most = int(np.iinfo(dtype).min), int(np.iinfo(dtype).max)
+    spread = min(spread, most - least)
+    lowest = most - spread if least == 0 else least  # the end of the range at which arithmetic would overflow
+    labels = np.array([lowest + v for v in np.random.default_rng(0).integers(spread, size=100).tolist()], dtype=dtype)
+    groups = group_by_class(labels)
+    order = np.argsort(labels, kind="stable")
+    names, sizes = np.unique(labels, return_counts=True)
+    assert groups.members.tolist() == order.tolist()
+    assert groups.classes == tuple(names.tolist())
+    assert groups.sizes == tuple(sizes.tolist())

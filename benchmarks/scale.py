@@ -1,0 +1,232 @@
+"""How the cost of a step and of a sampler's set-up grows: with classes, batch size, parameters, examples.
+
+Steps are compared as in step_cost.py, with its models and contenders: in one process, taking turns. Every row is saved
+as soon as it is there, and a run that was killed goes on after the last one. --figures draws what the file holds.
+
+    python benchmarks/scale.py --json FILE [--only classes,batch,parameters,samplers] [--device cpu|cuda]
+                               [--models mlp,simple_cnn] [--seconds 0.5] [--budget 300] [--tf32]
+                               [--most-classes 10000] [--most-batch 16384] [--most-parameters 1e9] [--most-examples 1e8]
+    python benchmarks/scale.py --json FILE --figures docs/figures
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import platform
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import sampler_rate
+import step_cost
+import torch
+from scale_figures import write_figures
+from scale_tables import tables
+from torch import Tensor, nn
+
+from classgrad.sampling import ProportionalBatches
+
+CLASSES = (2, 10, 100, 1_000, 10_000)
+LARGE_BATCH, SMALL_BATCH = 10_000, 128
+BATCHES = (16, 64, 256, 1_024, 4_096, 16_384)
+BATCH_CLASSES = 10
+WIDTHS = ((128, 4), (256, 6), (512, 8), (1_024, 8), (1_536, 12), (2_048, 20))  # width and depth: 1 million to 1 billion
+PARAMETER_LAYOUTS = ((2, 16), (10, 20))  # classes and batch
+TOKENS = 64
+EXAMPLES = (100_000, 1_000_000, 10_000_000, 100_000_000)
+SAMPLER_CLASSES = (10, 1_000)
+MAX_MEMORY = 2 * 2**30  # ClassGradients' own default
+
+Row = dict[str, Any]
+Job = tuple[Row, Callable[[], Row]]
+
+
+class Rows:
+    """The rows measured so far, in a file."""
+
+    def __init__(self, path: Path, machine: str) -> None:
+        self._path = path
+        self.content: dict[str, Any] = {"machine": machine, "torch": torch.__version__, "rows": []}
+        if path.exists():
+            self.content = json.loads(path.read_text())
+        if (self.content["machine"], self.content["torch"]) != (machine, torch.__version__):
+            raise SystemExit(f"{path} is of another machine or torch ({self.content['machine']}): give another file")
+
+    def has(self, key: Row) -> bool:
+        return any(all(row.get(name) == value for name, value in key.items()) for row in self.content["rows"])
+
+    def add(self, row: Row) -> None:
+        self.content["rows"].append(row)
+        partial_file = self._path.with_suffix(".tmp")
+        partial_file.write_text(json.dumps(self.content, indent=1))
+        partial_file.replace(self._path)
+
+
+def contenders(device: str) -> dict[str, step_cost.Contender]:
+    """Plain and fused, as launched and on a GPU as recorded too."""
+    chosen: dict[str, step_cost.Contender] = {
+        "plain": step_cost.plain,
+        "fused": partial(step_cost.with_engine, engine="fused", max_memory=MAX_MEMORY),
+    }
+    if device == "cuda":
+        chosen |= {
+            "plain+capt": step_cost.plain_captured,
+            "captured": partial(step_cost.captured, max_memory=MAX_MEMORY),
+        }
+    return chosen
+
+
+def labels_of(classes: int, batch: int, sizes: str) -> Tensor:
+    """Labels of a batch in random order: as equal as can be, or 100 to 1 from the first class to the last."""
+    if sizes == "equal":
+        y = torch.arange(batch) % classes
+    else:
+        counts = ProportionalBatches(sampler_rate.long_tailed_labels(100 * batch, classes), batch).counts
+        y = torch.arange(len(counts)).repeat_interleave(torch.tensor(counts))
+    return y[torch.randperm(len(y), generator=torch.Generator().manual_seed(0))]
+
+
+def step_row(make: Callable[[], nn.Module], x: Tensor, y: Tensor, seconds: float) -> Row:
+    """Compare the contenders on one batch, with models made on its device."""
+
+    def on_device() -> nn.Module:
+        with torch.device(x.device):
+            return make()
+
+    parameters = sum(p.numel() for p in on_device().parameters())
+    results = step_cost.compare(on_device, x, y, contenders(x.device.type), seconds)
+    return {"parameters": parameters, "results": results}
+
+
+def named_step(key: Row, device: str, seconds: float) -> Row:
+    """Measure a row of one of step_cost's models."""
+    make, inputs = step_cost.MODELS[key["model"]]
+    torch.manual_seed(0)
+    y = labels_of(key["classes"], key["batch"], key["sizes"]).to(device)
+    return step_row(partial(make, key["classes"]), inputs(len(y)).to(device), y, seconds)
+
+
+def transformer_step(key: Row, device: str, seconds: float) -> Row:
+    """Measure a row of a Transformer of the given width and depth."""
+    make = partial(step_cost.Transformer, key["classes"], width=key["width"], depth=key["depth"], length=TOKENS)
+    torch.manual_seed(0)
+    y = labels_of(key["classes"], key["batch"], "equal").to(device)
+    return step_row(make, torch.randint(0, 1000, (len(y), TOKENS)).to(device), y, seconds)
+
+
+def class_jobs(given: argparse.Namespace) -> Iterator[Job]:
+    for model in given.models.split(","):
+        for batch in (SMALL_BATCH, LARGE_BATCH):
+            for sizes in ("equal", "tailed"):
+                for classes in CLASSES:
+                    # as many classes as examples are all of one size: there is no tail
+                    if classes <= min(batch if sizes == "equal" else batch - 1, given.most_classes):
+                        key = {"axis": "classes", "model": model, "classes": classes, "batch": batch, "sizes": sizes}
+                        yield key, partial(named_step, key, given.device, given.seconds)
+
+
+def batch_jobs(given: argparse.Namespace) -> Iterator[Job]:
+    for model in given.models.split(","):
+        for batch in BATCHES:
+            if batch <= given.most_batch:
+                key = {"axis": "batch", "model": model, "classes": BATCH_CLASSES, "batch": batch, "sizes": "equal"}
+                yield key, partial(named_step, key, given.device, given.seconds)
+
+
+def parameter_jobs(given: argparse.Namespace) -> Iterator[Job]:
+    for width, depth in WIDTHS:
+        if 12 * width**2 * depth <= 1.01 * given.most_parameters:
+            for classes, batch in PARAMETER_LAYOUTS:
+                key = {"axis": "parameters", "classes": classes, "batch": batch, "width": width, "depth": depth}
+                yield key, partial(transformer_step, key, given.device, given.seconds)
+
+
+def sampler_jobs(given: argparse.Namespace) -> Iterator[Job]:
+    for classes in SAMPLER_CLASSES:
+        for examples in EXAMPLES:
+            if examples > given.most_examples:
+                continue
+            keys = {"axis": "samplers", "examples": examples, "classes": classes}
+            labels: list[Any] = []  # made by the first job that needs them
+
+            def run(name: str, examples: int, classes: int, labels: list[Any]) -> Row:
+                if not labels:
+                    labels.append(sampler_rate.long_tailed_labels(examples, classes))
+                return sampler_rate.setup(sampler_rate.contenders(labels[0], 1_000)[name])
+
+            for name in sampler_rate.contenders(np.arange(2), 2):
+                yield {**keys, "sampler": name}, partial(run, name, examples, classes, labels)
+
+
+AXES: dict[str, Callable[[argparse.Namespace], Iterator[Job]]] = {
+    "classes": class_jobs,
+    "batch": batch_jobs,
+    "parameters": parameter_jobs,
+    "samplers": sampler_jobs,
+}
+
+
+def measure(given: argparse.Namespace, rows: Rows) -> bool:
+    """Measure what is not in the file yet; False where the budget ended before the rows did."""
+    start = time.monotonic()
+    for axis in given.only.split(","):
+        for key, run in AXES[axis](given):
+            if rows.has(key):
+                continue
+            if time.monotonic() - start > given.budget:
+                return False
+            began = time.monotonic()
+            try:
+                rows.add({**key, **run()})
+            except Exception as error:  # a row that does not fit into memory must not cost the others
+                print(f"not measured: {key}: {type(error).__name__}: {str(error).splitlines()[:1]}", flush=True)
+            gc.collect()
+            if given.device == "cuda":
+                torch.cuda.empty_cache()
+            print(f"{time.monotonic() - start:6.0f} s  +{time.monotonic() - began:5.1f} s  {key}", flush=True)
+    return True
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path, required=True, help="file of the rows, made or gone on with")
+    parser.add_argument("--only", default=",".join(AXES))
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument(
+        "--models", default="mlp,simple_cnn", help="of step_cost.py, for the classes and the batch axis"
+    )
+    parser.add_argument("--seconds", type=float, default=0.5, help="time for each contender of a row")
+    parser.add_argument("--budget", type=float, default=float("inf"), help="seconds after which no new row is begun")
+    parser.add_argument("--tf32", action="store_true", help="let matrix products of a GPU use TF32")
+    parser.add_argument("--most-classes", type=int, default=max(CLASSES))
+    parser.add_argument("--most-batch", type=int, default=max(BATCHES))
+    parser.add_argument("--most-parameters", type=float, default=1e9)
+    parser.add_argument("--most-examples", type=float, default=max(EXAMPLES))
+    parser.add_argument("--figures", type=Path, help="draw the file's figures into this folder and measure nothing")
+    given = parser.parse_args()
+    if given.figures:
+        content = json.loads(given.json.read_text())
+        print("\n".join(str(path) for path in write_figures(content["rows"], given.figures)))
+        print(tables(content["rows"]))
+        return
+    warnings.simplefilter("ignore")
+    if given.tf32:
+        torch.set_float32_matmul_precision("high")
+    cuda = given.device == "cuda"
+    machine = torch.cuda.get_device_name() if cuda else platform.processor() or platform.machine()
+    rows = Rows(given.json, machine)
+    complete = measure(given, rows)
+    print(f"\n{machine}, torch {torch.__version__}, {torch.get_num_threads()} threads\n")
+    print(tables(rows.content["rows"]))
+    if not complete:
+        print("The budget ended before the rows did: run the same command again.")
+
+
+if __name__ == "__main__":
+    main()
