@@ -405,7 +405,8 @@ class ClassGradients:
 
     def _recall(self, losses: Tensor, layout: ClassLayout, lazy: bool | None) -> tuple[Tensor | None, Tensor | None]:
         """Return what norms are remembered by, and those that a step is to go by, None if it is to take its own."""
-        if self._lazy is None:
+        unasked = lazy is None and losses.is_cuda and torch.cuda.is_current_stream_capturing()
+        if self._lazy is None or unasked:  # whoever records a step without saying which kind replays an exact one
             return None, None
         due = self.lazy(layout) if lazy is None else lazy
         if lazy is None:

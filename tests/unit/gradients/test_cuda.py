@@ -213,3 +213,26 @@ def test_exact_and_lazy_steps_can_be_recorded_and_replayed_in_turns():
                 p -= 0.2 * gradient
                 q -= 0.2 * q.grad
     assert len(set(told)) == 2
+
+
+def test_a_recording_that_does_not_say_which_kind_is_exact():
+    model, (x, y) = small_net().cuda(), batch()
+    x, y = x.cuda(), y.cuda()
+    grads = ClassGradients(model, Normalize(refresh=9), classes=3)
+    layout = class_layout(y, grads.classes)
+    layout.prepare()
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(2):
+            model.zero_grad()
+            grads.backward_laid_out(cross_entropy(model(x), y), layout)
+    torch.cuda.current_stream().wait_stream(side)
+    model.zero_grad()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step = grads.backward_laid_out(cross_entropy(model(x), y), layout)
+    graph.replay()
+    assert step.norms is not None
+    gradients = flat_gradients(cross_entropy(model(x), y), y, model.parameters())
+    torch.testing.assert_close(flat_grad(model), unit_sum(gradients), rtol=1e-9, atol=1e-12)
