@@ -4,7 +4,8 @@ Steps are compared as in step_cost.py, with its models and contenders: in one pr
 as soon as it is there, and a run that was killed goes on after the last one. --figures draws what the file holds.
 
     python benchmarks/scale.py --json FILE [--only classes,batch,parameters,samplers] [--device cpu|cuda]
-                               [--models mlp,simple_cnn] [--seconds 0.5] [--budget 300] [--tf32]
+                               [--models mlp,simple_cnn] [--seconds 0.5] [--budget 300] [--tf32] [--grouped]
+                               [--max-memory 2]
                                [--most-classes 10000] [--most-batch 16384] [--most-parameters 1e9] [--most-examples 1e8]
     python benchmarks/scale.py --json FILE --figures docs/figures
 """
@@ -41,7 +42,6 @@ PARAMETER_LAYOUTS = ((2, 16), (10, 20))  # classes and batch
 TOKENS = 64
 EXAMPLES = (100_000, 1_000_000, 10_000_000, 100_000_000)
 SAMPLER_CLASSES = (10, 1_000)
-MAX_MEMORY = 2 * 2**30  # ClassGradients' own default
 
 Row = dict[str, Any]
 Job = tuple[Row, Callable[[], Row]]
@@ -68,31 +68,32 @@ class Rows:
         partial_file.replace(self._path)
 
 
-def contenders(device: str) -> dict[str, step_cost.Contender]:
+def contenders(device: str, max_memory: int) -> dict[str, step_cost.Contender]:
     """Plain and fused, as launched and on a GPU as recorded too."""
     chosen: dict[str, step_cost.Contender] = {
         "plain": step_cost.plain,
-        "fused": partial(step_cost.with_engine, engine="fused", max_memory=MAX_MEMORY),
+        "fused": partial(step_cost.with_engine, engine="fused", max_memory=max_memory),
     }
     if device == "cuda":
         chosen |= {
             "plain+capt": step_cost.plain_captured,
-            "captured": partial(step_cost.captured, max_memory=MAX_MEMORY),
+            "captured": partial(step_cost.captured, max_memory=max_memory),
         }
     return chosen
 
 
-def labels_of(classes: int, batch: int, sizes: str) -> Tensor:
-    """Labels of a batch in random order: as equal as can be, or 100 to 1 from the first class to the last."""
-    if sizes == "equal":
-        y = torch.arange(batch) % classes
+def labels_of(key: Row) -> Tensor:
+    """Labels of a batch, as equal as can be or 100 to 1 from the first class to the last; shuffled unless grouped."""
+    classes, batch = key["classes"], key["batch"]
+    if key["sizes"] == "equal":
+        y = (torch.arange(batch) % classes).sort().values
     else:
         counts = ProportionalBatches(sampler_rate.long_tailed_labels(100 * batch, classes), batch).counts
         y = torch.arange(len(counts)).repeat_interleave(torch.tensor(counts))
-    return y[torch.randperm(len(y), generator=torch.Generator().manual_seed(0))]
+    return y if key["grouped"] else y[torch.randperm(len(y), generator=torch.Generator().manual_seed(0))]
 
 
-def step_row(make: Callable[[], nn.Module], x: Tensor, y: Tensor, seconds: float) -> Row:
+def step_row(make: Callable[[], nn.Module], x: Tensor, y: Tensor, key: Row, seconds: float) -> Row:
     """Compare the contenders on one batch, with models made on its device."""
 
     def on_device() -> nn.Module:
@@ -100,7 +101,7 @@ def step_row(make: Callable[[], nn.Module], x: Tensor, y: Tensor, seconds: float
             return make()
 
     parameters = sum(p.numel() for p in on_device().parameters())
-    results = step_cost.compare(on_device, x, y, contenders(x.device.type), seconds)
+    results = step_cost.compare(on_device, x, y, contenders(x.device.type, key["max_memory"]), seconds)
     return {"parameters": parameters, "results": results}
 
 
@@ -108,16 +109,20 @@ def named_step(key: Row, device: str, seconds: float) -> Row:
     """Measure a row of one of step_cost's models."""
     make, inputs = step_cost.MODELS[key["model"]]
     torch.manual_seed(0)
-    y = labels_of(key["classes"], key["batch"], key["sizes"]).to(device)
-    return step_row(partial(make, key["classes"]), inputs(len(y)).to(device), y, seconds)
+    y = labels_of(key).to(device)
+    return step_row(partial(make, key["classes"]), inputs(len(y)).to(device), y, key, seconds)
 
 
 def transformer_step(key: Row, device: str, seconds: float) -> Row:
     """Measure a row of a Transformer of the given width and depth."""
     make = partial(step_cost.Transformer, key["classes"], width=key["width"], depth=key["depth"], length=TOKENS)
     torch.manual_seed(0)
-    y = labels_of(key["classes"], key["batch"], "equal").to(device)
-    return step_row(make, torch.randint(0, 1000, (len(y), TOKENS)).to(device), y, seconds)
+    y = labels_of(key).to(device)
+    return step_row(make, torch.randint(0, 1000, (len(y), TOKENS)).to(device), y, key, seconds)
+
+
+def step_key(given: argparse.Namespace, **key: Any) -> Row:
+    return {"sizes": "equal", **key, "grouped": given.grouped, "max_memory": round(given.max_memory * 2**30)}
 
 
 def class_jobs(given: argparse.Namespace) -> Iterator[Job]:
@@ -127,7 +132,7 @@ def class_jobs(given: argparse.Namespace) -> Iterator[Job]:
                 for classes in CLASSES:
                     # as many classes as examples are all of one size: there is no tail
                     if classes <= min(batch if sizes == "equal" else batch - 1, given.most_classes):
-                        key = {"axis": "classes", "model": model, "classes": classes, "batch": batch, "sizes": sizes}
+                        key = step_key(given, axis="classes", model=model, classes=classes, batch=batch, sizes=sizes)
                         yield key, partial(named_step, key, given.device, given.seconds)
 
 
@@ -135,7 +140,7 @@ def batch_jobs(given: argparse.Namespace) -> Iterator[Job]:
     for model in given.models.split(","):
         for batch in BATCHES:
             if batch <= given.most_batch:
-                key = {"axis": "batch", "model": model, "classes": BATCH_CLASSES, "batch": batch, "sizes": "equal"}
+                key = step_key(given, axis="batch", model=model, classes=BATCH_CLASSES, batch=batch)
                 yield key, partial(named_step, key, given.device, given.seconds)
 
 
@@ -143,7 +148,7 @@ def parameter_jobs(given: argparse.Namespace) -> Iterator[Job]:
     for width, depth in WIDTHS:
         if 12 * width**2 * depth <= 1.01 * given.most_parameters:
             for classes, batch in PARAMETER_LAYOUTS:
-                key = {"axis": "parameters", "classes": classes, "batch": batch, "width": width, "depth": depth}
+                key = step_key(given, axis="parameters", classes=classes, batch=batch, width=width, depth=depth)
                 yield key, partial(transformer_step, key, given.device, given.seconds)
 
 
@@ -203,6 +208,10 @@ def main() -> None:
     )
     parser.add_argument("--seconds", type=float, default=0.5, help="time for each contender of a row")
     parser.add_argument("--budget", type=float, default=float("inf"), help="seconds after which no new row is begun")
+    parser.add_argument(
+        "--grouped", action="store_true", help="labels in class order, as classgrad.sampling gives them"
+    )
+    parser.add_argument("--max-memory", type=float, default=2.0, help="of ClassGradients, in GiB")
     parser.add_argument("--tf32", action="store_true", help="let matrix products of a GPU use TF32")
     parser.add_argument("--most-classes", type=int, default=max(CLASSES))
     parser.add_argument("--most-batch", type=int, default=max(BATCHES))
