@@ -7,10 +7,11 @@
     python benchmarks/first_run.py tables --packed FILE [--figures DIR]
 
     [--algorithms gd,pcngd] [--protocols paper,authors] [--seeds 5] [--rates 0.01,0.1] [--batch-size 128]
-    [--scale 1.0] [--workers 8] [--budget 240] [--device auto] [--precision float32]
+    [--scale 1.0] [--grid-scale 1.0] [--workers 8] [--budget 240] [--device auto] [--precision float32] [--compile]
 
 Every run has a folder under --out, and one that is finished is not made again. --budget ends the stage in time: runs
-under way are saved and go on with the same command. --scale shortens all runs, to try the stages out.
+under way are saved and go on with the same command. --scale shortens all runs, to try the stages out, --grid-scale
+those of the search for rates. --compile is for the full-batch algorithms.
 """
 
 from __future__ import annotations
@@ -81,25 +82,26 @@ def settings(given: argparse.Namespace) -> list[Setting]:
     return sorted(lines, key=lambda line: -GUESS[line.algorithm])
 
 
-def spec_of(line: Setting, given: argparse.Namespace, lr: float, seed: int) -> RunSpec:
+def spec_of(line: Setting, given: argparse.Namespace, lr: float, seed: int, scale: float = 1.0) -> RunSpec:
     return RunSpec(
         data=DATA,
         algorithm=line.algorithm,
         protocol=line.protocol,
         model=MODEL,
         lr=lr,
-        steps=max(2, round(given.scale * STEPS[line.kind])),
+        steps=max(2, round(scale * given.scale * STEPS[line.kind])),
         batch_size=given.batch_size,
         seed=seed,
         gradients=False,
         device=given.device,
         precision=given.precision,
+        compile=given.compile and line.kind == "full",
     )
 
 
 def job_of(line: Setting, given: argparse.Namespace, stage: str, lr: float, seed: int) -> Job:
     folder = given.out / stage / line.protocol / line.algorithm / f"lr-{lr:g}" / f"seed-{seed}"
-    return Job(spec_of(line, given, lr, seed), folder)
+    return Job(spec_of(line, given, lr, seed, given.grid_scale if stage == "grid" else 1.0), folder)
 
 
 def finished(job: Job) -> Run | None:
@@ -258,6 +260,8 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--batch-size", type=int, default=128)
     parser.add_argument("--scale", type=float, default=1.0, help="of the iteration counts")
+    parser.add_argument("--grid-scale", type=float, default=1.0, help="of the iteration counts in the search for rates")
+    parser.add_argument("--compile", action="store_true", help="torch.compile for the full-batch algorithms")
     parser.add_argument("--workers", type=int, help="runs at a time: 8 on a GPU, 1 on a CPU")
     parser.add_argument("--budget", type=float, default=float("inf"), help="seconds after which the stage is ended")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")

@@ -2,7 +2,8 @@
 
 All contenders of a row run in one process, taking turns, so that a slow moment of the machine hits them alike; the
 table shows the ratio of median times and, in brackets, that of peak memory. Labels come shuffled, the harder order for
-the fused engine (the samplers of classgrad.sampling group a batch by class); --grouped shows that one.
+the fused engine (the samplers of classgrad.sampling group a batch by class); --grouped shows that one. `through` is the
+fused engine with the forward left to it (backward_through), which then brings the batch into class order first.
 
     python benchmarks/step_cost.py [--models simple_cnn,mlp] [--layouts 2x64,10x13] [--contenders fused,joint]
                                    [--device cpu|cuda] [--seconds 3] [--limit 20] [--grouped] [--tf32] [--json FILE]
@@ -107,31 +108,45 @@ def with_engine(
     return lambda: grads.backward_through(lambda a, b: losses(model(a), b), x, y)
 
 
-def captured(model: nn.Module, x: Tensor, y: Tensor, *, max_memory: int = MAX_MEMORY) -> Step:
+def fused(model: nn.Module, x: Tensor, y: Tensor, *, gram: bool = False) -> Step:
+    """Take the step after one's own forward, on a batch in the order it came in."""
+    grads = ClassGradients(model, Normalize(), gram=gram, max_memory=MAX_MEMORY)
+    return lambda: grads.backward(F.cross_entropy(model(x), y, reduction="none"), y)
+
+
+def captured(model: nn.Module, x: Tensor, y: Tensor, max_memory: int = MAX_MEMORY) -> Step:
+    """Replay the whole step, update included; batches come from a sampler, grouped by class and all alike."""
     grads = ClassGradients(model, Normalize(), max_memory=max_memory)
-    step = CapturedStep(grads, lambda a, b: F.cross_entropy(model(a), b, reduction="none"))
-    labels = y.cpu()
-    return lambda: step(x, labels)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, fused=True)
+    step = CapturedStep(grads, lambda a, b: F.cross_entropy(model(a), b, reduction="none"), optimizer)
+    order = y.argsort(stable=True)
+    x, y = x[order], y[order]
+    return lambda: step(x, y, like="all")
 
 
 def plain_captured(model: nn.Module, x: Tensor, y: Tensor) -> Step:
-    """Replay the plain step as a CUDA graph: what a captured step is to be compared with."""
+    """Replay the plain step and its update as a CUDA graph: what a captured step is to be compared with."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, fused=True)
+    held = x.clone()
+
+    def work() -> None:
+        F.cross_entropy(model(held), y).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         for _ in range(2):
-            F.cross_entropy(model(x), y).backward()
-            model.zero_grad()
+            work()
     torch.cuda.current_stream().wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        F.cross_entropy(model(x), y).backward()
-    gradients = [(p, p.grad) for p in model.parameters()]
+        work()
 
     def step() -> None:
+        held.copy_(x)
         graph.replay()
-        for p, gradient in gradients:
-            p.grad = gradient
 
     return step
 
@@ -196,8 +211,9 @@ def per_sample(model: nn.Module, x: Tensor, y: Tensor) -> Step:
 
 CONTENDERS: dict[str, Contender] = {
     "plain": plain,
-    "fused": partial(with_engine, engine="fused"),
-    "fused+gram": partial(with_engine, engine="fused", gram=True),
+    "fused": fused,
+    "fused+gram": partial(fused, gram=True),
+    "through": partial(with_engine, engine="fused"),
     "captured": captured,
     "plain+capt": plain_captured,
     "joint": partial(with_engine, engine="joint"),

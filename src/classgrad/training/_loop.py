@@ -101,6 +101,7 @@ class Loop:
     def _record(self, step: int, values: dict[str, Any]) -> None:
         losses = values["train/loss"]
         assert isinstance(losses, Tensor)
+        losses = losses.cpu()
         if not bool((losses.isfinite() | (self._counts == 0)).all()):
             values.pop("gram", None)
         self._recorder.point(step, values)

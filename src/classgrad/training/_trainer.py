@@ -205,7 +205,7 @@ class Trainer:
                 f"Parameter `compile` should be left out with {spec.algorithm!r} here: its class gradients are read "
                 "off the layers of the network, which a compiled one does not have."
             )
-        network: Any = torch.compile(self.model) if spec.compile else self.model
+        network: Any = torch.compile(self.model, dynamic=False) if spec.compile else self.model
         engine: Literal["split", "auto"] = "split" if by_class else "auto"
         grads = None
         if not plain:
