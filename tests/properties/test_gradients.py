@@ -126,5 +126,6 @@ def test_ghost_identities(sizes, positions, seed, limit):
     expected = torch.stack([torch.einsum("nro,nrd->od", right, left) for left, right in parts])
     torch.testing.assert_close(class_products(a, b, sizes), expected)
     flat = expected.flatten(1)
-    torch.testing.assert_close(ghost_square_norms(a, b, sizes, limit), flat.square().sum(1))
+    owners = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes))
+    torch.testing.assert_close(ghost_square_norms(a, b, sizes, owners, limit), flat.square().sum(1))
     torch.testing.assert_close(ghost_gram(a, b, sizes), flat @ flat.T)

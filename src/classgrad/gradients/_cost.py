@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from classgrad.gradients._layout import ClassLayout
+from classgrad.gradients._products import WHOLE_BATCH_ROWS
 
 
 @dataclass(frozen=True)
@@ -58,8 +59,14 @@ def ghost_is_cheaper(
     ordinary product that makes either the class gradients or their weighted sum is the same.
     """
     r = rates(device)
-    pairs = (layout.examples * positions) ** 2 if gram else positions**2 * layout.pairs
-    ghost = pairs * (inner + outer) / r.flops + 16 * pairs / r.bytes + 3 * _calls(layout) * r.call
+    rows = layout.examples * positions
+
+    def cost(pairs: int, calls: int) -> float:
+        return pairs * (inner + outer) / r.flops + 16 * pairs / r.bytes + 3 * calls * r.call
+
+    ghost = cost(rows**2, 1) if gram else cost(positions**2 * layout.pairs, _calls(layout))
+    if rows <= WHOLE_BATCH_ROWS:
+        ghost = min(ghost, cost(rows**2, 1))
     kept = 12 * len(layout) * inner * outer / r.bytes + _calls(layout) * r.call
     if gram:
         kept += len(layout) ** 2 * inner * outer / r.flops

@@ -83,13 +83,18 @@ class ClassLayout:
         """Return the layout of the same batch in class order."""
         out = copy.copy(self)
         out.__dict__ = {**vars(self), "index": self.group(self.index), "order": None}
-        for made in ("_members", "singles"):
+        for made in ("_members", "grouped_index", "singles"):
             out.__dict__.pop(made, None)
         return out
 
     def group(self, values: Tensor) -> Tensor:
         """Return the examples (first dimension) in class order; the same tensor if they already are."""
         return values if self.order is None else values.index_select(0, self.order)
+
+    @cached_property
+    def grouped_index(self) -> Tensor:
+        """The class position of each grouped example."""
+        return self.group(self.index)
 
     @cached_property
     def _members(self) -> Tensor:

@@ -19,6 +19,9 @@ from classgrad.gradients._terms import promote
 _GRAM_ROWS = 4096
 """Rows of the ghost Gram made at a time."""
 
+WHOLE_BATCH_ROWS = 2048
+"""Rows up to which the products of all pairs of a batch are no more work than many small operations."""
+
 _TILE, _UNITS, _LEAST_ROWS = 64, 512, 128
 """Of a GPU: elements on a side of a tile, tiles that keep it busy, rows that are worth a part of their own."""
 
@@ -56,13 +59,25 @@ def _parts(a: Tensor, b: Tensor) -> int:
     return parts
 
 
-def ghost_square_norms(a: Tensor, b: Tensor, sizes: Sequence[int], limit: int) -> Tensor:
-    """Return ‖Σ b_iᵀ a_i‖² for each class, making the products of all classes at once if they fit into the limit."""
+def ghost_square_norms(a: Tensor, b: Tensor, sizes: Sequence[int], owners: Tensor, limit: int) -> Tensor:
+    """Return ‖Σ b_iᵀ a_i‖² for each class; ``owners`` are the classes of the examples, counted from 0.
+
+    The products of all classes are made at once where they fit into the limit: classes of equal size side by side,
+    others as those of the whole batch, if it is small, of which only pairs within a class count.
+    """
     a, b = promote(a), promote(b)
     pairs = sum((size * a.shape[1]) ** 2 for size in sizes)
     if _equal(sizes) and 2 * pairs * a.element_size() <= limit:
         left, right = (v.reshape(len(sizes), -1, v.shape[2]) for v in (a, b))
         return ((left @ left.mT) * (right @ right.mT)).sum((1, 2))
+    rows = len(a) * a.shape[1]
+    if rows <= WHOLE_BATCH_ROWS and 3 * rows**2 * a.element_size() <= limit:
+        left, right = (v.reshape(-1, v.shape[2]) for v in (a, b))
+        owners = owners.repeat_interleave(a.shape[1])
+        # A row that is not finite must not reach other classes, so what is not theirs is left out rather than weighed.
+        within = ((left @ left.T) * (right @ right.T)).masked_fill(owners[:, None] != owners, 0).sum(1)
+        own = owners == torch.arange(len(sizes), device=a.device)[:, None]
+        return within.where(own, 0).sum(1)
     norms = [((left @ left.T) * (right @ right.T)).sum() for left, right in zip(*_classes(a, b, sizes), strict=True)]
     return torch.stack(norms)
 

@@ -2,12 +2,15 @@
 
 import os
 
+import pytest
 import torch
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 if DEVICE == "cpu":
     os.environ["TRITON_INTERPRET"] = "1"  # read when the kernels are imported
 
+
+pytest.importorskip("triton", reason="needs Triton, which comes with torch's builds for CUDA")
 
 from triton.runtime import interpreter  # noqa: E402
 

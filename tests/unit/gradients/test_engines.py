@@ -127,7 +127,7 @@ def test_verify_sees_what_a_step_would_use():
     with mock.patch(f"{layer}.ghost_is_cheaper", return_value=True):
         assert ClassGradients(model).verify(loss_of(model), (x, y)).largest < 1e-12
         with mock.patch(
-            f"{layer}.ghost_square_norms", side_effect=lambda a, b, sizes, _: a.new_full((len(sizes),), 4.0)
+            f"{layer}.ghost_square_norms", side_effect=lambda a, b, sizes, *_: a.new_full((len(sizes),), 4.0)
         ):
             assert ClassGradients(model).verify(loss_of(model), (x, y)).largest > 0.1
         with mock.patch(f"{layer}.weighted_examples", side_effect=lambda a, b, *_: (a, 2 * b, None)):

@@ -158,7 +158,9 @@ class ConvTerm(ExamplesTerm):
         if self.ghost:
             parts = self.parts(0, self.classes)
             limit, sizes = self.memory.limit, self.layout.sizes
-            return torch.cat([ghost_square_norms(*self._rows(i, j), sizes[i:j], limit) for i, j in parts])
+            return torch.cat(
+                [ghost_square_norms(*self._rows(i, j), sizes[i:j], self.owners(i, j), limit) for i, j in parts]
+            )
         return super().square_norms()
 
     def gram(self) -> Tensor:

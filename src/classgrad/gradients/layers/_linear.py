@@ -43,6 +43,12 @@ class ExamplesTerm(Term):
             out.append(torch.index_select(values, 0, chosen, out=place))
         return out[0], out[1]
 
+    def owners(self, start: int, stop: int) -> Tensor:
+        """Return the classes of the examples that :meth:`grouped` returns, counted from the first of them."""
+        first, last = self.layout.span(start, stop)
+        owners = self.layout.grouped_index[first:last]
+        return owners - start if start else owners
+
     def parts(self, start: int, stop: int) -> Iterator[tuple[int, int]]:
         """Split a range of classes so that no part has more examples than should be worked on at a time."""
         if self.layout.examples <= self._at_a_time:
@@ -98,7 +104,9 @@ class RowsTerm(ExamplesTerm):
         if self.ghost:
             limit, sizes = self.memory.limit, self.layout.sizes
             parts = self.parts(0, self.classes)
-            return torch.cat([ghost_square_norms(*self.grouped(i, j), sizes[i:j], limit) for i, j in parts])
+            return torch.cat(
+                [ghost_square_norms(*self.grouped(i, j), sizes[i:j], self.owners(i, j), limit) for i, j in parts]
+            )
         return super().square_norms()
 
     def gram(self) -> Tensor:
