@@ -17,7 +17,7 @@ from classgrad.gradients._products import class_products, ghost_gram, ghost_squa
 from classgrad.gradients._registry import LayerRule, add_rule
 from classgrad.gradients._taps import Call
 from classgrad.gradients._terms import Dense, Memory, Sums, Term, weigh
-from classgrad.gradients.layers._linear import ExamplesTerm, in_units, weighted_examples
+from classgrad.gradients.layers._linear import ExamplesTerm, fill_unequal, in_units, weighted_examples
 
 
 def windows(x: Tensor, size: torch.Size, module: _ConvNd) -> Tensor:
@@ -132,6 +132,8 @@ class ConvTerm(ExamplesTerm):
             a, b = self.grouped(start, stop)
             options = (m.kernel_size, m.stride, self.padding, m.dilation)
             kernels.conv_products(a, b, self.layout.segments, *options, out=out.flatten(1))
+        elif self.by_rows and self.unequal and stop - start == self.classes:
+            fill_unequal(*self._rows(start, stop), self.layout, out)
         elif self.by_rows:
             for i, j in self.parts(start, stop):
                 part = out[i - start : j - start].flatten(2) if j > i else out[:0]

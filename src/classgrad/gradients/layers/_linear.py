@@ -15,6 +15,9 @@ from classgrad.gradients._registry import LayerRule, add_rule, leading
 from classgrad.gradients._taps import Call
 from classgrad.gradients._terms import Dense, Memory, Sums, Term, promote, weigh
 
+_MANY = 8
+"""Classes of different sizes from which on one product each takes longer than the kernel, which makes all at once."""
+
 
 class ExamplesTerm(Term):
     """A weight whose class gradients follow from inputs a and output gradients b of its examples, (N, ...) each.
@@ -30,6 +33,12 @@ class ExamplesTerm(Term):
         self.b = b
         self.layout = layout
         self._at_a_time = max(1, rates(a.device.type).rows_bytes // max(1, example_bytes))
+
+    @property
+    def unequal(self) -> bool:
+        """Whether there are so many classes of different sizes that the kernel makes them all at once."""
+        many = self.layout.equal is None and len(self.layout) >= _MANY
+        return many and kernels.available(self.b) and self.a.dtype == self.b.dtype
 
     def grouped(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
         """Return the examples of a range of classes in class order, good until the next call."""
@@ -85,6 +94,9 @@ class RowsTerm(ExamplesTerm):
         self._fill(out, 0, self.classes)
 
     def _fill(self, out: Tensor, start: int, stop: int) -> None:
+        if self.unequal and stop - start == self.classes:
+            fill_unequal(*self.grouped(start, stop), self.layout, out)
+            return
         for i, j in self.parts(start, stop):
             class_products(*self.grouped(i, j), self.layout.sizes[i:j], out[i - start : j - start])
 
@@ -114,6 +126,12 @@ class RowsTerm(ExamplesTerm):
         if self.ghost_gram:
             return ghost_gram(*self.grouped(0, self.classes), self.layout.sizes)
         return super().gram()
+
+
+def fill_unequal(a: Tensor, b: Tensor, layout: ClassLayout, out: Tensor) -> None:
+    """Write Σ b_iᵀ a_i of every class, however many examples each has, in one launch on a GPU."""
+    precision = "tf32" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "ieee"
+    kernels.linear_products(a, b, layout.segments, precision=precision, out=out.flatten(1))
 
 
 def weighted_examples(

@@ -87,6 +87,21 @@ def _layer_norm_by_example(
     return places
 
 
+def _rms_norm_terms(
+    call: Call, b: Tensor, layout: ClassLayout, memory: Memory, wanted: frozenset[str]
+) -> dict[str, Term]:
+    module = cast(nn.RMSNorm, call.module)
+    width = math.prod(module.normalized_shape)
+    if not kernels.available(b) or call.input.dtype != b.dtype or width > kernels.WIDEST:
+        return {"weight": Sums(_rms_norm(call, promote(b), wanted)["weight"], layout, memory)}
+    grouped = layout.order is None
+    eps = torch.finfo(b.dtype).eps if module.eps is None else module.eps
+    segments = layout.segments if grouped else layout.singles
+    sums = kernels.rms_norm_backward(b, call.input, None, module.weight, segments, width, eps, with_input=False)[1]
+    values = sums.view(-1, *module.normalized_shape)
+    return {"weight": Dense(values, memory) if grouped else Sums(values, layout, memory)}
+
+
 def _rms_norm(call: Call, b: Tensor, wanted: frozenset[str]) -> dict[str, Tensor]:
     module = cast(nn.RMSNorm, call.module)
     normal = F.rms_norm(call.input.to(b.dtype), module.normalized_shape, eps=module.eps)
@@ -101,6 +116,9 @@ def _leading_sum(values: Tensor, kept: int) -> Tensor:
 
 def _group_norm(call: Call, b: Tensor, wanted: frozenset[str]) -> dict[str, Tensor]:
     module = cast(nn.GroupNorm, call.module)
+    if call.saved is not None and kernels.available(b) and call.input.dtype == b.dtype:
+        found = kernels.group_norm_sums(b, call.input, *call.saved, module.num_groups)
+        return dict(zip(("weight", "bias"), found, strict=True))
     x = call.input.to(b.dtype)
     if call.saved is None:
         variance, mean = torch.var_mean(x.reshape(len(x), module.num_groups, -1), 2, correction=0)
@@ -185,7 +203,7 @@ def _channels_batched(call: Call, examples: int) -> bool:
 
 
 add_rule(nn.LayerNorm, _rule(_layer_norm, applies=_over_features, through=_layer_norm_through))
-add_rule(nn.RMSNorm, _rule(_rms_norm, ("weight",), _over_features))
+add_rule(nn.RMSNorm, LayerRule(("weight",), _rms_norm_terms, _over_features))
 add_rule(nn.GroupNorm, _rule(_group_norm, through=_group_norm_through))
 add_rule(nn.PReLU, _rule(_prelu, ("weight",)))
 for _layer, _sums in (
