@@ -37,16 +37,17 @@ def _as(x: Any, dtype: torch.dtype) -> Any:
     return x.to(dtype) if isinstance(x, Tensor) and x.is_floating_point() else x
 
 
-def assert_near(found: Tensor, expected: Tensor, tolerance: float) -> None:
-    """The error is relative to the largest of what is expected."""
-    torch.testing.assert_close(found, expected, rtol=0, atol=tolerance * max(float(expected.abs().max()), 1e-300))
+def assert_near(found: Tensor, expected: Tensor, tolerance: float, scale: Tensor | None = None) -> None:
+    """The error is relative to the largest of what is expected, or of what that is a sum of."""
+    largest = float((expected if scale is None else scale).abs().max())
+    torch.testing.assert_close(found, expected, rtol=0, atol=tolerance * max(largest, 1e-300))
 
 
 def assert_equals_plain_autograd(found: Found, gradients: Tensor, tolerance: float) -> None:
     norms = gradients.norm(dim=1)
     unit = gradients / norms.where(norms > 0, 1.0)[:, None]
     assert_near(found.norms, norms, tolerance)
-    assert_near(found.direction, unit.sum(0), tolerance)
+    assert_near(found.direction, unit.sum(0), tolerance, unit)  # unit vectors may all but cancel
     if found.gram is not None:  # products of two: twice the relative error
         assert_near(found.gram, gradients @ gradients.T, 2 * tolerance)
     if found.matrix is not None:
