@@ -57,7 +57,9 @@ class Call:
     @property
     def input(self) -> Tensor:
         """The layer's first input, whatever its forward calls it."""
-        value: Tensor = self.argument(0, "input", next(iter(self.kwargs.values()), None))
+        value: Tensor = (
+            self.inputs[0] if self.inputs else self.kwargs.get("input", next(iter(self.kwargs.values()), None))
+        )
         return value
 
     def release(self) -> None:

@@ -52,13 +52,9 @@ class ConvTerm(ExamplesTerm):
         self.module = module
         self.padding = padding
         plain = module.groups == 1
-        cost = (positions, inner, outer, layout, a.device.type)
-        self.ghost = plain and ghost_is_cheaper(*cost)
-        self.ghost_gram = plain and ghost_is_cheaper(*cost, gram=True)
-        self.by_rows = plain and rows_are_cheaper(*cost)
+        self._cost = (positions, inner, outer, layout, a.device.type)
+        self.by_rows = plain and rows_are_cheaper(*self._cost)
         self.by_kernel = plain and self._suits_kernel() and kernel_is_cheaper(positions, layout)
-        self.ghost &= not self.by_kernel
-        self.ghost_gram &= not self.by_kernel
 
     def _suits_kernel(self) -> bool:
         """Whether the kernel takes this convolution: in two dimensions, channels first, in TF32."""
@@ -113,7 +109,8 @@ class ConvTerm(ExamplesTerm):
 
     def without(self, gram: bool) -> bool:
         """Whether the ghost identity is cheaper."""
-        return self.ghost_gram if gram else self.ghost
+        plain = self.module.groups == 1 and not self.by_kernel
+        return plain and ghost_is_cheaper(*self._cost, gram=gram)
 
     def dense(self, start: int, stop: int) -> Tensor:
         """Return the classes' weight gradients."""
@@ -157,7 +154,7 @@ class ConvTerm(ExamplesTerm):
 
     def square_norms(self) -> Tensor:
         """Return the squared norms, by the ghost identity where that is cheaper."""
-        if self.ghost:
+        if self.without(gram=False):
             parts = self.parts(0, self.classes)
             limit, sizes = self.memory.limit, self.layout.sizes
             return torch.cat(
@@ -167,7 +164,7 @@ class ConvTerm(ExamplesTerm):
 
     def gram(self) -> Tensor:
         """Return the Gram matrix, likewise."""
-        if self.ghost_gram:
+        if self.without(gram=True):
             return ghost_gram(*self._rows(0, self.classes), self.layout.sizes)
         return super().gram()
 

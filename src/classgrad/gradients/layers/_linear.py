@@ -79,9 +79,7 @@ class RowsTerm(ExamplesTerm):
     def __init__(self, a: Tensor, b: Tensor, layout: ClassLayout, shape: torch.Size, memory: Memory) -> None:
         row_bytes = (a.shape[2] + b.shape[2]) * a.element_size()
         super().__init__(a, b, layout, shape, memory, a.shape[1] * row_bytes)
-        cost = (a.shape[1], a.shape[2], b.shape[2], layout, a.device.type)
-        self.ghost = ghost_is_cheaper(*cost)
-        self.ghost_gram = ghost_is_cheaper(*cost, gram=True)
+        self._cost = (a.shape[1], a.shape[2], b.shape[2], layout, a.device.type)
 
     def dense(self, start: int, stop: int) -> Tensor:
         """Return the classes' sums of outer products."""
@@ -102,7 +100,7 @@ class RowsTerm(ExamplesTerm):
 
     def without(self, gram: bool) -> bool:
         """Whether the ghost identity is cheaper."""
-        return self.ghost_gram if gram else self.ghost
+        return ghost_is_cheaper(*self._cost, gram=gram)
 
     def weighted(self, weights: Tensor, finite: bool) -> Tensor:
         """Return one ordinary weight gradient with b scaled by the weights."""
@@ -113,7 +111,7 @@ class RowsTerm(ExamplesTerm):
 
     def square_norms(self) -> Tensor:
         """Return the squared norms, by the ghost identity where that is cheaper."""
-        if self.ghost:
+        if self.without(gram=False):
             limit, sizes = self.memory.limit, self.layout.sizes
             parts = self.parts(0, self.classes)
             return torch.cat(
@@ -123,7 +121,7 @@ class RowsTerm(ExamplesTerm):
 
     def gram(self) -> Tensor:
         """Return the Gram matrix, likewise."""
-        if self.ghost_gram:
+        if self.without(gram=True):
             return ghost_gram(*self.grouped(0, self.classes), self.layout.sizes)
         return super().gram()
 

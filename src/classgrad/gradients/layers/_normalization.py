@@ -120,18 +120,18 @@ def _group_norm(call: Call, b: Tensor, wanted: frozenset[str]) -> dict[str, Tens
         found = kernels.group_norm_sums(b, call.input, *call.saved, module.num_groups)
         return dict(zip(("weight", "bias"), found, strict=True))
     x = call.input.to(b.dtype)
+    groups = (len(x), module.num_groups, -1)
     if call.saved is None:
-        variance, mean = torch.var_mean(x.reshape(len(x), module.num_groups, -1), 2, correction=0)
+        variance, mean = torch.var_mean(x.reshape(groups), 2, correction=0, keepdim=True)
         rstd = (variance + module.eps).rsqrt()
     else:
-        mean, rstd = (v.view(len(x), module.num_groups).to(b.dtype) for v in call.saved)
+        mean, rstd = (v.view(groups).to(b.dtype) for v in call.saved)
     sums = b.reshape(*b.shape[:2], -1).sum(2)
     out = {"bias": sums}
     if "weight" in wanted:
         # Σ b (x − mean) rstd per channel needs no normalized copy of x, only two sums of each channel
-        per_group = module.num_channels // module.num_groups
-        mean, rstd = (v.repeat_interleave(per_group, 1) for v in (mean, rstd))
-        out["weight"] = (_channel_dot(b, x) - mean * sums) * rstd
+        dots = _channel_dot(b, x).view(groups)
+        out["weight"] = dots.sub_(mean * sums.view(groups)).mul_(rstd).view(sums.shape)
     return out
 
 
