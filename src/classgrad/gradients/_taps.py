@@ -57,10 +57,8 @@ class Call:
     @property
     def input(self) -> Tensor:
         """The layer's first input, whatever its forward calls it."""
-        value: Tensor = (
-            self.inputs[0] if self.inputs else self.kwargs.get("input", next(iter(self.kwargs.values()), None))
-        )
-        return value
+        value: Any = self.inputs[0] if self.inputs else next(iter(self.kwargs.values()), None)
+        return self.kwargs.get("input", value)
 
     def release(self) -> None:
         """Let go of what went in: the step has made use of it."""
