@@ -57,8 +57,11 @@ class Call:
     @property
     def input(self) -> Tensor:
         """The layer's first input, whatever its forward calls it."""
-        value: Any = self.inputs[0] if self.inputs else next(iter(self.kwargs.values()), None)
-        return self.kwargs.get("input", value)
+        if self.inputs:
+            value: Tensor = self.inputs[0]
+        else:
+            value = self.kwargs["input"] if "input" in self.kwargs else next(iter(self.kwargs.values()))
+        return value
 
     def release(self) -> None:
         """Let go of what went in: the step has made use of it."""
