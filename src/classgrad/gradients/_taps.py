@@ -56,11 +56,9 @@ class Call:
 
     @property
     def input(self) -> Tensor:
-        """The layer's first input, whatever its forward calls it."""
-        if self.inputs:
-            value: Tensor = self.inputs[0]
-        else:
-            value = self.kwargs["input"] if "input" in self.kwargs else next(iter(self.kwargs.values()))
+        """The layer's first input, whatever its forward calls it; None if it takes none."""
+        first: Any = self.inputs[0] if self.inputs else next(iter(self.kwargs.values()), None)
+        value: Tensor = first if self.inputs else self.kwargs.get("input", first)
         return value
 
     def release(self) -> None:
