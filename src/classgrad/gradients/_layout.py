@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from functools import cached_property
+from itertools import accumulate
 from typing import cast
 
 import torch
@@ -19,7 +20,7 @@ class ClassLayout:
 
     ``classes`` are the labels in ascending order (those declared, or those present), ``index`` the position of each
     example's class in them, ``counts`` the number of examples of each, ``order`` what sorts the examples by class
-    (None if they are). ``labels`` and ``sizes`` are the classes and counts as plain numbers.
+    (None if they are). ``labels`` and ``sizes`` are the classes and counts as plain numbers, ``examples`` is their sum.
     """
 
     def __init__(self, classes: Tensor, index: Tensor) -> None:
@@ -28,15 +29,11 @@ class ClassLayout:
         self.counts = torch.bincount(index, minlength=len(classes))
         # One transfer for both: each is a wait for the device.
         self.labels, self.sizes = cast("list[list[int]]", torch.stack((classes, self.counts)).tolist())
+        self.examples = sum(self.sizes)
         self.order = None if _ascending(index) else index.argsort(stable=True)
 
     def __len__(self) -> int:
         return len(self.sizes)
-
-    @property
-    def examples(self) -> int:
-        """The number of examples in the batch."""
-        return len(self.index)
 
     @cached_property
     def equal(self) -> int | None:
@@ -56,8 +53,7 @@ class ClassLayout:
     @cached_property
     def bounds(self) -> list[tuple[int, int]]:
         """Where each class starts and stops among grouped examples."""
-        stops = torch.tensor(self.sizes, dtype=torch.int64).cumsum(0).tolist()
-        return [(stop - size, stop) for stop, size in zip(stops, self.sizes, strict=True)]
+        return [(stop - size, stop) for stop, size in zip(accumulate(self.sizes), self.sizes, strict=True)]
 
     def span(self, start: int, stop: int) -> tuple[int, int]:
         """Return where the grouped examples of a range of classes start and stop."""
@@ -120,7 +116,7 @@ def one_class(label: int, count: int, device: torch.device) -> ClassLayout:
     layout.classes = torch.full((1,), label, device=device)
     layout.index = torch.zeros(count, dtype=torch.int64, device=device)
     layout.counts = torch.full((1,), count, device=device)
-    layout.labels, layout.sizes, layout.order = [label], [count], None
+    layout.labels, layout.sizes, layout.examples, layout.order = [label], [count], count, None
     return layout
 
 

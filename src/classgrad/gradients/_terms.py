@@ -29,7 +29,7 @@ class Scratch:
             return like.new_empty(shape)
         key = (use, like.dtype)
         size = math.prod(shape)
-        if key not in self._places or len(self._places[key]) < size:
+        if key not in self._places or self._places[key].shape[0] < size:
             self._places[key] = like.new_empty(size)
         return self._places[key][:size].view(*shape)
 
@@ -151,14 +151,14 @@ def promote(values: Tensor) -> Tensor:
 
 def rows(values: Tensor) -> Tensor:
     """Return (L, ...) as an (L, elements) matrix in at least single precision."""
-    return promote(values).reshape(len(values), -1)
+    return promote(values).reshape(values.shape[0], -1)
 
 
 class Dense(Term):
     """Class gradients that are held as they are, on a block of a sheet from ``column`` on or by themselves."""
 
     def __init__(self, gradients: Tensor, memory: Memory, block: Block | None = None, column: int = 0) -> None:
-        super().__init__(len(gradients), gradients.shape[1:], gradients.dtype, memory)
+        super().__init__(gradients.shape[0], gradients.shape[1:], gradients.dtype, memory)
         self._kept = self.held = gradients
         self.block = block
         self.column = column

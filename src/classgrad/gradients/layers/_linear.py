@@ -162,7 +162,7 @@ def linear_terms(call: Call, b: Tensor, layout: ClassLayout, memory: Memory, wan
     """Weight: rows; bias: the sum of b over the positions."""
     module = call.module
     assert isinstance(module, nn.Linear)
-    b = b.reshape(len(b), -1, b.shape[-1])
+    b = b.reshape(b.shape[0], -1, b.shape[-1])
     terms: dict[str, Term] = {}
     if "bias" in wanted:
         if layout.order is None and kernels.available(b):
@@ -170,7 +170,8 @@ def linear_terms(call: Call, b: Tensor, layout: ClassLayout, memory: Memory, wan
         else:
             terms["bias"] = Sums(b.sum(1) if b.shape[1] > 1 else b[:, 0], layout, memory)
     if "weight" in wanted:
-        a = call.input.reshape(len(b), -1, call.input.shape[-1]).to(b.dtype)
+        a = call.input
+        a = a.reshape(a.shape[0], -1, a.shape[-1]).to(b.dtype)
         terms["weight"] = RowsTerm(a, b, layout, module.weight.shape, memory)
     return terms
 
