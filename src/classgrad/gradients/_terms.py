@@ -33,6 +33,11 @@ class Scratch:
             self._places[key] = like.new_empty(size)
         return self._places[key][:size].view(*shape)
 
+    def gathered(self, use: str, values: Tensor, order: Tensor) -> Tensor:
+        """Return the examples (first dimension) at the positions ``order``, good until the same use asks again."""
+        place = self.place(use, (order.shape[0], *values.shape[1:]), values)
+        return torch.index_select(values, 0, order, out=place)
+
 
 class Memory:
     """The bytes that class gradients may take, shared by the terms of a step, and the place they work in."""

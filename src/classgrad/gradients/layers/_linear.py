@@ -46,11 +46,8 @@ class ExamplesTerm(Term):
         if self.layout.order is None:
             return self.a[first:last], self.b[first:last]
         chosen = self.layout.order[first:last]
-        out = []
-        for use, values in (("a", self.a), ("b", self.b)):
-            place = self.memory.scratch.place(use, (last - first, *values.shape[1:]), values)
-            out.append(torch.index_select(values, 0, chosen, out=place))
-        return out[0], out[1]
+        scratch = self.memory.scratch
+        return scratch.gathered("a", self.a, chosen), scratch.gathered("b", self.b, chosen)
 
     def owners(self, start: int, stop: int) -> Tensor:
         """Return the classes of the examples that :meth:`grouped` returns, counted from the first of them."""

@@ -37,8 +37,6 @@ def _rule(
 
 def _layer_norm(call: Call, b: Tensor, wanted: frozenset[str]) -> dict[str, Tensor]:
     module = cast(nn.LayerNorm, call.module)
-    if call.saved is not None and b.device.type == "cpu" and call.input.dtype == b.dtype:
-        return _layer_norm_by_example(call, b, wanted, *call.saved)
     out = {}
     if "weight" in wanted:
         x = call.input.to(b.dtype)
@@ -70,21 +68,28 @@ def _layer_norm_through(
     return x, {name: Sums(values, layout, memory) for name, values in named.items()}
 
 
-def _layer_norm_by_example(
-    call: Call, b: Tensor, wanted: frozenset[str], mean: Tensor, rstd: Tensor
-) -> dict[str, Tensor]:
-    """Let torch's own kernel make the sums, one example at a time: it goes over input and gradient once."""
+def _layer_norm_terms(
+    call: Call, b: Tensor, layout: ClassLayout, memory: Memory, wanted: frozenset[str]
+) -> dict[str, Term]:
+    """On a CPU let torch's own kernel make the sums, class by class: it goes over input and gradient once."""
+    if call.saved is None or b.device.type != "cpu" or call.input.dtype != b.dtype:
+        sums = _layer_norm(call, promote(b), wanted)
+        return {name: Sums(sums[name], layout, memory) for name in wanted}
     module = cast(nn.LayerNorm, call.module)
+    values: tuple[Tensor, ...] = (b, call.input, *call.saved)
+    if layout.order is not None:
+        values = tuple(memory.scratch.gathered(use, v, layout.order) for use, v in zip("baxy", values, strict=True))
+    out = {name: b.new_zeros(len(layout), *module.normalized_shape) for name in wanted}
     mask = [False, "weight" in wanted, "bias" in wanted]
-    places = {name: b.new_empty(len(b), *module.normalized_shape) for name in wanted}
-    examples = zip(b, call.input, mean, rstd, strict=True)
-    for i, (row, x, center, scale) in enumerate(examples):
-        found = torch.ops.aten.native_layer_norm_backward(
-            row, x, module.normalized_shape, center, scale, module.weight, module.bias, mask
-        )
-        for name in wanted:
-            places[name][i] = found[1 if name == "weight" else 2]
-    return places
+    for position, (i, j) in enumerate(layout.bounds):
+        if j > i:
+            rows, x, mean, rstd = (v[i:j] for v in values)
+            found = torch.ops.aten.native_layer_norm_backward(
+                rows, x, module.normalized_shape, mean, rstd, module.weight, module.bias, mask
+            )
+            for name in wanted:
+                out[name][position] = found[1 if name == "weight" else 2]
+    return {name: Dense(value, memory) for name, value in out.items()}
 
 
 def _rms_norm_terms(
@@ -202,7 +207,7 @@ def _channels_batched(call: Call, examples: int) -> bool:
     return leading(call, examples) and call.input.dim() == {"1": 3, "2": 4, "3": 5}[type(call.module).__name__[-2]]
 
 
-add_rule(nn.LayerNorm, _rule(_layer_norm, applies=_over_features, through=_layer_norm_through))
+add_rule(nn.LayerNorm, LayerRule(("weight", "bias"), _layer_norm_terms, _over_features, _layer_norm_through))
 add_rule(nn.RMSNorm, LayerRule(("weight",), _rms_norm_terms, _over_features))
 add_rule(nn.GroupNorm, _rule(_group_norm, through=_group_norm_through))
 add_rule(nn.PReLU, _rule(_prelu, ("weight",)))
