@@ -16,25 +16,25 @@ from classgrad.gradients._layout import ClassLayout
 from classgrad.gradients._products import class_products, ghost_gram, ghost_square_norms
 from classgrad.gradients._registry import LayerRule, add_rule
 from classgrad.gradients._taps import Call
-from classgrad.gradients._terms import Dense, Memory, Sums, Term, weigh
+from classgrad.gradients._terms import Dense, Memory, Scratch, Sums, Term, weigh
 from classgrad.gradients.layers._linear import ExamplesTerm, fill_unequal, in_units, weighted_examples
 
 
-def windows(x: Tensor, size: torch.Size, module: _ConvNd) -> Tensor:
+def windows(x: Tensor, size: torch.Size, module: _ConvNd, scratch: Scratch) -> Tensor:
     """Return the patches of a padded x that the kernel sees, as rows (N, positions, channels × kernel).
 
     ``size`` is the number of positions per dimension. One strided view and one copy.
     """
     steps = x.stride()[2:]
-    shape = (len(x), *size, x.shape[1], *module.kernel_size)
+    shape = (x.shape[0], *size, x.shape[1], *module.kernel_size)
     strides = (
         x.stride(0),
         *(s * step for s, step in zip(steps, module.stride, strict=True)),
         x.stride(1),
         *(s * gap for s, gap in zip(steps, module.dilation, strict=True)),
     )
-    view = x.as_strided(shape, strides, x.storage_offset())
-    return view.reshape(len(x), math.prod(size), x.shape[1] * math.prod(module.kernel_size))
+    rows = scratch.place("rows", shape, x).copy_(x.as_strided(shape, strides, x.storage_offset()))
+    return rows.view(x.shape[0], math.prod(size), x.shape[1] * math.prod(module.kernel_size))
 
 
 class ConvTerm(ExamplesTerm):
@@ -73,7 +73,7 @@ class ConvTerm(ExamplesTerm):
         slid, rows = (b, a) if self.module.transposed else (a, b)
         if any(self.padding):
             slid = F.pad(slid, [p for p in reversed(self.padding) for _ in range(2)])
-        return windows(slid, rows.shape[2:], self.module), rows.flatten(2).transpose(1, 2)
+        return windows(slid, rows.shape[2:], self.module, self.memory.scratch), rows.flatten(2).transpose(1, 2)
 
     def _output_padding(self) -> list[int]:
         if not self.module.transposed:
