@@ -44,6 +44,7 @@ dist.init_process_group("gloo", init_method="file://" + sys.argv[3], rank=rank, 
 parts = [slice(0, 9), slice(9, 20)] if sys.argv[5] == "mixed" else [slice(0, 20), slice(0, 0)]
 out = {name: shared.direction(name, parts[rank], dist.group.WORLD) for name in shared.RULES}
 torch.save(out, sys.argv[4] + str(rank))
+dist.barrier()  # gloo aborts a process whose partner is gone while it still winds up
 dist.destroy_process_group()
 """
 
