@@ -13,7 +13,7 @@ from torch.nn.modules.conv import _ConvNd
 from classgrad.gradients import kernels
 from classgrad.gradients._cost import ghost_is_cheaper, kernel_is_cheaper, rows_are_cheaper
 from classgrad.gradients._layout import ClassLayout
-from classgrad.gradients._products import class_products, ghost_gram, ghost_square_norms
+from classgrad.gradients._products import class_products
 from classgrad.gradients._registry import LayerRule, add_rule
 from classgrad.gradients._taps import Call
 from classgrad.gradients._terms import Dense, Memory, Scratch, Sums, Term, weigh
@@ -67,7 +67,7 @@ class ConvTerm(ExamplesTerm):
             and self.b.is_contiguous()
         )
 
-    def _rows(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
+    def rows(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
         """Return a range of classes as rows, (N, positions, channels × kernel) and (N, positions, channels)."""
         a, b = self.grouped(start, stop)
         slid, rows = (b, a) if self.module.transposed else (a, b)
@@ -112,17 +112,7 @@ class ConvTerm(ExamplesTerm):
         plain = self.module.groups == 1 and not self.by_kernel
         return plain and ghost_is_cheaper(*self._cost, gram=gram)
 
-    def dense(self, start: int, stop: int) -> Tensor:
-        """Return the classes' weight gradients."""
-        out = self.b.new_empty(stop - start, *self.shape)
-        self._fill(out, start, stop)
-        return out
-
-    def fill(self, out: Tensor) -> None:
-        """Write the weight gradients of all classes."""
-        self._fill(out, 0, self.classes)
-
-    def _fill(self, out: Tensor, start: int, stop: int) -> None:
+    def write(self, out: Tensor, start: int, stop: int) -> None:
         """Write what the kernel makes, batched products of rows, or one ordinary gradient per class."""
         if self.by_kernel and stop - start == self.classes:
             m = self.module
@@ -130,11 +120,11 @@ class ConvTerm(ExamplesTerm):
             options = (m.kernel_size, m.stride, self.padding, m.dilation)
             kernels.conv_products(a, b, self.layout.segments, *options, out=out.flatten(1))
         elif self.by_rows and self.unequal and stop - start == self.classes:
-            fill_unequal(*self._rows(start, stop), self.layout, out)
+            fill_unequal(*self.rows(start, stop), self.layout, out)
         elif self.by_rows:
             for i, j in self.parts(start, stop):
                 part = out[i - start : j - start].flatten(2) if j > i else out[:0]
-                class_products(*self._rows(i, j), self.layout.sizes[i:j], part)
+                class_products(*self.rows(i, j), self.layout.sizes[i:j], part)
         else:
             self._one_by_one(out, start, stop)
 
@@ -151,22 +141,6 @@ class ConvTerm(ExamplesTerm):
             return weigh(weights, self._kept, finite)
         a, b, unit = weighted_examples(self.a, self.b, weights, self.layout, finite)
         return in_units(self._gradient(a, b), unit)
-
-    def square_norms(self) -> Tensor:
-        """Return the squared norms, by the ghost identity where that is cheaper."""
-        if self.without(gram=False):
-            parts = self.parts(0, self.classes)
-            limit, sizes = self.memory.limit, self.layout.sizes
-            return torch.cat(
-                [ghost_square_norms(*self._rows(i, j), sizes[i:j], self.owners(i, j), limit) for i, j in parts]
-            )
-        return super().square_norms()
-
-    def gram(self) -> Tensor:
-        """Return the Gram matrix, likewise."""
-        if self.without(gram=True):
-            return ghost_gram(*self._rows(0, self.classes), self.layout.sizes)
-        return super().gram()
 
 
 def conv_terms(call: Call, b: Tensor, layout: ClassLayout, memory: Memory, wanted: frozenset[str]) -> dict[str, Term]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterator
 
 import torch
@@ -69,6 +70,40 @@ class ExamplesTerm(Term):
                 first, examples = position, self.layout.sizes[position]
         yield first, stop
 
+    @abstractmethod
+    def rows(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
+        """Return a range of classes in class order as rows, (N, R, D) and (N, R, O), of which b^T a is the gradient."""
+
+    @abstractmethod
+    def write(self, out: Tensor, start: int, stop: int) -> None:
+        """Write the gradients of a range of classes."""
+
+    def dense(self, start: int, stop: int) -> Tensor:
+        """Return the gradients of a range of classes."""
+        out = self.b.new_empty(stop - start, *self.shape)
+        self.write(out, start, stop)
+        return out
+
+    def fill(self, out: Tensor) -> None:
+        """Write the gradients of all classes."""
+        self.write(out, 0, self.classes)
+
+    def square_norms(self) -> Tensor:
+        """Return the squared norms, by the ghost identity where that is cheaper."""
+        if self.without(gram=False):
+            limit, sizes = self.memory.limit, self.layout.sizes
+            parts = self.parts(0, self.classes)
+            return torch.cat(
+                [ghost_square_norms(*self.rows(i, j), sizes[i:j], self.owners(i, j), limit) for i, j in parts]
+            )
+        return super().square_norms()
+
+    def gram(self) -> Tensor:
+        """Return the Gram matrix, likewise."""
+        if self.without(gram=True):
+            return ghost_gram(*self.rows(0, self.classes), self.layout.sizes)
+        return super().gram()
+
 
 class RowsTerm(ExamplesTerm):
     """A weight whose class gradient is Σ_i b_iᵀ a_i over rows a (N, R, D) and b (N, R, O)."""
@@ -78,17 +113,12 @@ class RowsTerm(ExamplesTerm):
         super().__init__(a, b, layout, shape, memory, a.shape[1] * row_bytes)
         self._cost = (a.shape[1], a.shape[2], b.shape[2], layout, a.device.type)
 
-    def dense(self, start: int, stop: int) -> Tensor:
-        """Return the classes' sums of outer products."""
-        out = self.b.new_empty(stop - start, *self.shape)
-        self._fill(out, start, stop)
-        return out
+    def rows(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
+        """Return the examples as they are."""
+        return self.grouped(start, stop)
 
-    def fill(self, out: Tensor) -> None:
-        """Write the sums of outer products of all classes."""
-        self._fill(out, 0, self.classes)
-
-    def _fill(self, out: Tensor, start: int, stop: int) -> None:
+    def write(self, out: Tensor, start: int, stop: int) -> None:
+        """Write the classes' sums of outer products."""
         if self.unequal and stop - start == self.classes:
             fill_unequal(*self.grouped(start, stop), self.layout, out)
             return
@@ -105,22 +135,6 @@ class RowsTerm(ExamplesTerm):
             return weigh(weights, self._kept, finite)
         a, b, unit = weighted_examples(self.a, self.b, weights, self.layout, finite)
         return in_units((b.reshape(-1, b.shape[2]).T @ a.reshape(-1, a.shape[2])).view(self.shape), unit)
-
-    def square_norms(self) -> Tensor:
-        """Return the squared norms, by the ghost identity where that is cheaper."""
-        if self.without(gram=False):
-            limit, sizes = self.memory.limit, self.layout.sizes
-            parts = self.parts(0, self.classes)
-            return torch.cat(
-                [ghost_square_norms(*self.grouped(i, j), sizes[i:j], self.owners(i, j), limit) for i, j in parts]
-            )
-        return super().square_norms()
-
-    def gram(self) -> Tensor:
-        """Return the Gram matrix, likewise."""
-        if self.without(gram=True):
-            return ghost_gram(*self.grouped(0, self.classes), self.layout.sizes)
-        return super().gram()
 
 
 def fill_unequal(a: Tensor, b: Tensor, layout: ClassLayout, out: Tensor) -> None:
