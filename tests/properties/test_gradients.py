@@ -1,5 +1,7 @@
 """What holds for a step whatever the batch is."""
 
+from unittest import mock
+
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -7,8 +9,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from classgrad import Bisect, ClassGradients, Normalize, Prefer, Rule, Sum
+from classgrad.gradients._ghost import ghost_gram, ghost_square_norms
 from classgrad.gradients._layout import class_layout
-from classgrad.gradients._products import class_products, ghost_gram, ghost_square_norms
+from classgrad.gradients._products import class_products
 
 RULES: list[Rule] = [Sum(), Normalize(), Normalize(per="layer"), Bisect(), Prefer(Normalize(), {1: 0.5})]
 rules = st.sampled_from(RULES)
@@ -116,9 +119,15 @@ def test_layouts(y, absent):
 
 
 @settings(deadline=None, max_examples=60)
-@given(st.lists(st.integers(0, 3), min_size=1, max_size=5), st.integers(1, 3), seeds, st.sampled_from([0, 2**20]))
-def test_ghost_identities(sizes, positions, seed, limit):
-    """Norms and Gram from pairs of rows are those of the sums of outer products."""
+@given(
+    st.lists(st.integers(0, 3), min_size=1, max_size=9),
+    st.integers(1, 3),
+    seeds,
+    st.sampled_from([0, 2**20]),
+    st.sampled_from([0, 2**20]),
+)
+def test_ghost_identities(sizes, positions, seed, limit, whole):
+    """Norms and Gram from pairs of rows are those of the sums of outer products, in blocks of any size."""
     generator = torch.Generator().manual_seed(seed)
     a = torch.randn(sum(sizes), positions, 3, generator=generator, dtype=torch.float64)
     b = torch.randn(sum(sizes), positions, 2, generator=generator, dtype=torch.float64)
@@ -127,5 +136,20 @@ def test_ghost_identities(sizes, positions, seed, limit):
     torch.testing.assert_close(class_products(a, b, sizes), expected)
     flat = expected.flatten(1)
     owners = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes))
-    torch.testing.assert_close(ghost_square_norms(a, b, sizes, owners, limit), flat.square().sum(1))
-    torch.testing.assert_close(ghost_gram(a, b, sizes), flat @ flat.T)
+    with mock.patch.multiple("classgrad.gradients._cost", _WHOLE_BATCH=whole, _LEAST_BLOCK=1):
+        torch.testing.assert_close(ghost_square_norms(a, b, sizes, owners, limit), flat.square().sum(1))
+    torch.testing.assert_close(ghost_gram(a, b, len(sizes), owners), flat @ flat.T)
+
+
+def test_a_row_that_is_not_finite_stays_in_its_class():
+    sizes = [3, 1, 4, 2, 5, 1, 3]
+    torch.manual_seed(0)
+    a, b = torch.randn(sum(sizes), 2, 3), torch.randn(sum(sizes), 2, 4)
+    owners = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes))
+    with mock.patch.multiple("classgrad.gradients._cost", _WHOLE_BATCH=0, _LEAST_BLOCK=1):
+        clean = ghost_square_norms(a, b, sizes, owners, 2**30)
+        a[9], b[4] = torch.inf, torch.nan
+        found = ghost_square_norms(a, b, sizes, owners, 2**30)
+    touched = torch.tensor([False, False, True, True, False, False, False])
+    assert not found[touched].isfinite().any()
+    torch.testing.assert_close(found[~touched], clean[~touched])

@@ -96,8 +96,11 @@ def combine(
     scaled = weights if target is factor else weights * (target / factor)
     known_finite = not finite.is_cuda and bool(finite.all())  # a GPU is not waited for to find out
     directions: dict[nn.Parameter, Tensor] = {}
-    for each, owner in zip(packs, owners, strict=True):
+    del terms  # what the class gradients are held in is let go as the direction comes
+    for owner in owners:
+        each = packs.pop(0)
         directions |= each.parts(each.term.weighted(scaled[owner], known_finite))
+        del each
     return step, directions
 
 

@@ -6,10 +6,11 @@ bit. The constants are the measured rates of one machine of each kind; only thei
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from classgrad.gradients._layout import ClassLayout
-from classgrad.gradients._products import WHOLE_BATCH_ROWS
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,13 @@ _KERNEL_ROWS = 512
 """Rows to a class from which on the kernel for convolutions outdoes cuDNN and patches laid out as rows."""
 
 
+_WHOLE_BATCH = 2048
+"""Rows up to which the products of all pairs of a batch are no more work than many small operations."""
+
+_LEAST_BLOCK = 64
+"""Rows of a block that make a product worth its while."""
+
+
 def rates(device: str) -> Rates:
     """Return the rates of a kind of device; an unknown accelerator is taken for a GPU."""
     return _RATES.get(device, _RATES["cuda"])
@@ -47,6 +55,40 @@ def rates(device: str) -> Rates:
 
 def _calls(layout: ClassLayout) -> int:
     return 1 if layout.equal else len(layout)
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """A way to the products of all pairs of rows of a class.
+
+    Classes of a single row need none (``"single"``); those of equal size lie side by side (``"equal"``), others in
+    blocks of rows, each multiplied with itself and the next (``"blocks"``); or they are taken one after the other
+    (``"apart"``).
+    """
+
+    way: Literal["single", "equal", "blocks", "apart"]
+    block: int
+    """Rows that are multiplied with each other."""
+    count: int
+    """Products made."""
+    calls: int
+
+    def seconds(self, width: int, r: Rates) -> float:
+        """Return what they take for rows of a and b of this width together."""
+        return self.count * width / r.flops + 16 * self.count / r.bytes + 3 * self.calls * r.call
+
+
+def pairs_of(sizes: Sequence[int], positions: int, width: int, device: str) -> Pairs:
+    """Return the cheapest way to the products of all pairs of rows within classes."""
+    rows, largest = sum(sizes) * positions, max(sizes, default=0) * positions
+    if largest <= 1:
+        return Pairs("single", 1, 0, 1)
+    if min(sizes) == max(sizes) and (largest >= _LEAST_BLOCK or rows <= _WHOLE_BATCH):
+        return Pairs("equal", largest, rows * largest, 1)
+    apart = Pairs("apart", largest, sum((size * positions) ** 2 for size in sizes), len(sizes))
+    block = rows if rows <= _WHOLE_BATCH else max(largest, _LEAST_BLOCK)
+    blocks = Pairs("blocks", block, rows * min(rows, 2 * block), 2)
+    return min(blocks, apart, key=lambda way: way.seconds(width, rates(device)))
 
 
 def ghost_is_cheaper(
@@ -60,13 +102,8 @@ def ghost_is_cheaper(
     """
     r = rates(device)
     rows = layout.examples * positions
-
-    def cost(pairs: int, calls: int) -> float:
-        return pairs * (inner + outer) / r.flops + 16 * pairs / r.bytes + 3 * calls * r.call
-
-    ghost = cost(rows**2, 1) if gram else cost(positions**2 * layout.pairs, _calls(layout))
-    if rows <= WHOLE_BATCH_ROWS:
-        ghost = min(ghost, cost(rows**2, 1))
+    pairs = Pairs("blocks", rows, rows**2, 1) if gram else pairs_of(layout.sizes, positions, inner + outer, device)
+    ghost = pairs.seconds(inner + outer, r)
     kept = 12 * len(layout) * inner * outer / r.bytes + _calls(layout) * r.call
     if gram:
         kept += len(layout) ** 2 * inner * outer / r.flops

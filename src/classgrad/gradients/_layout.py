@@ -41,11 +41,6 @@ class ClassLayout:
         return self.sizes[0] if self.sizes and min(self.sizes) == max(self.sizes) else None
 
     @cached_property
-    def pairs(self) -> int:
-        """The number of pairs of examples of the same class."""
-        return sum(size * size for size in self.sizes)
-
-    @cached_property
     def largest(self) -> int:
         """The most examples of a class."""
         return max(self.sizes, default=0)
@@ -103,6 +98,8 @@ class ClassLayout:
     def sum(self, values: Tensor) -> Tensor:
         """Sum per-example values, in the order of the batch, by class: (N, ...) to (L, ...)."""
         if values.is_cuda:  # index_add is not deterministic there
+            if self.order is None and self.equal == 1:
+                return values
             if self.order is None and self.equal:
                 return values.view(len(self), self.equal, *values.shape[1:]).sum(1)
             rows = values.reshape(len(values), -1)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from classgrad.gradients._terms import SMALL, Dense, Sums, Term, rows
+from classgrad.gradients._terms import LARGE, SMALL, Dense, Sums, Term, rows
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,8 @@ def pack(terms: Mapping[nn.Parameter, Term]) -> list[Pack]:
             packs.setdefault(id(block), Pack(Dense(block.filled, term.memory), {})).columns.update(column)
         elif isinstance(term, (Dense, Sums)):
             alike = (type(term), term.held.dtype, term.held.device)
-            small.setdefault(alike if term.shape.numel() <= SMALL else p, {})[p] = term
+            joins = term.shape.numel() <= SMALL and term.held.numel() < LARGE
+            small.setdefault(alike if joins else p, {})[p] = term
         else:
             packs[p] = Pack(term, {p: 0})
     return [*packs.values(), *(_join(group) for group in small.values())]

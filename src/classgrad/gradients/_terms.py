@@ -16,6 +16,9 @@ from classgrad.gradients._sheet import Block, Sheet
 SMALL = 2**14
 """Elements up to which gradients are put side by side: copying them costs less than an operation of their own."""
 
+LARGE = 2**22
+"""Elements of all classes from which on gradients stay where they are: copying them costs more than an operation."""
+
 
 class Scratch:
     """Places to work in, kept from step to step: a CPU takes longer to hand out fresh memory than to fill it."""
@@ -167,6 +170,10 @@ class Dense(Term):
         self._kept = self.held = gradients
         self.block = block
         self.column = column
+
+    def settle(self, sheet: Sheet, like: Tensor, gram: bool) -> Term:
+        """Stay where it is if large."""
+        return self if self.held.numel() >= LARGE else super().settle(sheet, like, gram)
 
     def dense(self, start: int, stop: int) -> Tensor:
         """Return a view."""

@@ -152,3 +152,17 @@ def test_a_bad_class_stays_alone():
         kernels.class_channel_sums(dy.mT.contiguous(), segments),
     ):
         assert found.isfinite().all(1).tolist() == [True, False, True]
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_weighed_rows_leave_out_those_of_weight_zero(format):
+    values = drawn(5, 3, 7, 9, format=format)
+    values[1], values[3, 0] = torch.inf, torch.nan
+    factors = torch.tensor([2.0, 0.0, -0.5, 0.0, 1e-3], device=DEVICE)
+    kept = (factors != 0).view(-1, 1, 1, 1)
+    found = kernels.weigh_rows(values, factors, scaled=False)
+    assert found.stride() == values.stride()
+    torch.testing.assert_close(found, values.where(kept, 0.0), rtol=0, atol=0)
+    scaled = kernels.weigh_rows(values, factors, scaled=True)
+    torch.testing.assert_close(scaled, (values * factors.view(-1, 1, 1, 1)).where(kept, 0.0), rtol=0, atol=0)
+    assert not kernels.weigh_rows(values[:0], factors[:0], scaled=True).numel()

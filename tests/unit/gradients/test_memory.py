@@ -1,5 +1,6 @@
 """L × P numbers are never there unless `max_memory` allows for them."""
 
+import weakref
 from contextlib import contextmanager
 from unittest import mock
 
@@ -10,6 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from classgrad import Bisect, ClassGradients, InputError, Normalize, Sum
+from classgrad.gradients.layers._linear import RowsTerm
 
 from ._reference import batch, cross_entropy, flat_grad, flat_gradients, loss_of, small_net, unit_sum
 
@@ -192,3 +194,24 @@ def test_sum_needs_no_memory():
     model, (x, y) = small_net(), batch()
     ClassGradients(model, Sum(), max_memory=0).backward(cross_entropy(model(x), y), y)
     assert flat_grad(model).any()
+
+
+def test_what_a_layer_saw_is_let_go_as_the_direction_comes():
+    alive = []
+    weighted = RowsTerm.weighted
+
+    def counted(self, *rest):
+        made.append(weakref.ref(self))
+        alive.append(sum(ref() is not None for ref in made))
+        return weighted(self, *rest)
+
+    made = []
+    model = nn.Sequential(*(nn.Linear(6, 6) for _ in range(4))).double()
+    losses = model(values(CLASSES, 6)).square().sum(1)
+    with (
+        mock.patch("classgrad.gradients.layers._linear.ghost_is_cheaper", return_value=True),
+        mock.patch.object(RowsTerm, "weighted", counted),
+        ClassGradients(model) as grads,
+    ):
+        grads.backward(losses, torch.arange(CLASSES))
+    assert alive == [1, 1, 1, 1]

@@ -20,7 +20,7 @@ from torch import Tensor
 
 if TYPE_CHECKING:
     from classgrad.gradients.kernels._class_sums import class_channel_sums, class_row_sums
-    from classgrad.gradients.kernels._combination import row_square_norms, weighted_sum
+    from classgrad.gradients.kernels._combination import row_square_norms, weigh_rows, weighted_sum
     from classgrad.gradients.kernels._group_norm import group_norm_backward, group_norm_sums
     from classgrad.gradients.kernels._layer_norm import layer_norm_backward, rms_norm_backward
     from classgrad.gradients.kernels._products import conv_products, linear_products
@@ -37,6 +37,7 @@ _HOMES = {
     "linear_products": "_products",
     "rms_norm_backward": "_layer_norm",
     "row_square_norms": "_combination",
+    "weigh_rows": "_combination",
     "weighted_sum": "_combination",
 }
 
@@ -53,6 +54,7 @@ __all__ = [
     "linear_products",
     "rms_norm_backward",
     "row_square_norms",
+    "weigh_rows",
     "weighted_sum",
 ]
 

@@ -1,4 +1,4 @@
-"""Class gradients that lie as rows of one matrix (L, P): their weighted sum and their squared norms."""
+"""Examples weighed; of class gradients that lie as rows of a matrix (L, P) their weighted sum and squared norms."""
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, misc, untyped-decorator"
 
@@ -49,6 +49,31 @@ def _sum_parts(parts, out, blocks, BLOCKS: tl.constexpr):
         block = first + tl.arange(0, BLOCKS)
         total += tl.load(parts + owner * blocks + block, mask=block < blocks, other=0.0).to(tl.float64)
     tl.store(out + owner, tl.sum(total, 0).to(tl.float32))
+
+
+@triton.jit
+def _weigh_rows(values, factors, out, width, size, SCALED: tl.constexpr, WIDTH: tl.constexpr):
+    place = tl.program_id(0).to(tl.int64) * WIDTH + tl.arange(0, WIDTH)
+    inside = place < size
+    factor = tl.load(factors + place // width, mask=inside, other=0.0)
+    value = tl.load(values + place, mask=inside & (factor != 0), other=0.0)
+    if SCALED:
+        value = value * factor
+    tl.store(out + place, value, mask=inside)
+
+
+def weigh_rows(values: Tensor, factors: Tensor, *, scaled: bool) -> Tensor:
+    """Return the examples (first dimension) times their factors, or as they are, without those of factor 0.
+
+    These are not read at all: they may hold inf or NaN. ``values`` are contiguous or channels-last.
+    """
+    out = torch.empty_like(values)
+    block = 1024
+    if values.numel():
+        _weigh_rows[(triton.cdiv(values.numel(), block),)](
+            values, factors, out, values[0].numel(), values.numel(), SCALED=scaled, WIDTH=block, num_warps=4
+        )
+    return out
 
 
 def weighted_sum(kept: Tensor, weights: Tensor, out: Tensor | None = None) -> Tensor:

@@ -10,8 +10,9 @@ from torch import Tensor, nn
 
 from classgrad.gradients import kernels
 from classgrad.gradients._cost import ghost_is_cheaper, rates
+from classgrad.gradients._ghost import ghost_gram, ghost_square_norms
 from classgrad.gradients._layout import ClassLayout
-from classgrad.gradients._products import class_products, ghost_gram, ghost_square_norms
+from classgrad.gradients._products import class_products
 from classgrad.gradients._registry import LayerRule, add_rule, leading
 from classgrad.gradients._taps import Call
 from classgrad.gradients._terms import Dense, Memory, Sums, Term, promote, weigh
@@ -101,7 +102,7 @@ class ExamplesTerm(Term):
     def gram(self) -> Tensor:
         """Return the Gram matrix, likewise."""
         if self.without(gram=True):
-            return ghost_gram(*self.rows(0, self.classes), self.layout.sizes)
+            return ghost_gram(*self.rows(0, self.classes), self.classes, self.owners(0, self.classes))
         return super().gram()
 
 
@@ -155,6 +156,8 @@ def weighted_examples(
         unit = weights.abs().max().clamp_min(torch.finfo(weights.dtype).tiny)
         weights = weights / unit
     factors = weights.to(b.dtype)[layout.index]
+    if not finite and all(kernels.available(v) and _lies_by_examples(v) for v in (a, b)):
+        return kernels.weigh_rows(a, factors, scaled=False), kernels.weigh_rows(b, factors, scaled=True), unit
     if not finite:
         a, b = (v.where(_over(factors != 0, v), v.new_zeros(())) for v in (a, b))
     return a, b * _over(factors, b), unit
@@ -163,6 +166,12 @@ def weighted_examples(
 def in_units(gradient: Tensor, unit: Tensor | None) -> Tensor:
     """Return what was made with weights in units of ``unit``."""
     return gradient if unit is None else promote(gradient) * unit
+
+
+def _lies_by_examples(values: Tensor) -> bool:
+    """Whether the elements of an example lie together, in whatever order."""
+    last = values.dim() == 4 and values.is_contiguous(memory_format=torch.channels_last)
+    return last or values.is_contiguous()
 
 
 def _over(factors: Tensor, values: Tensor) -> Tensor:
