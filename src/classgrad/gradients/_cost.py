@@ -6,7 +6,8 @@ bit. The constants are the measured rates of one machine of each kind; only thei
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -47,6 +48,12 @@ _WHOLE_BATCH = 2048
 _LEAST_BLOCK = 64
 """Rows of a block that make a product worth its while."""
 
+_TILES = {64: 7e13, 32: 2.8e13, 16: 1.1e13}
+"""Of the kernel for pairs of rows on a GPU: the sizes of its tiles and the multiply-adds per second with each."""
+
+_KERNEL_FLOPS = 2e13
+"""Multiply-adds per second of the kernel for products."""
+
 
 def rates(device: str) -> Rates:
     """Return the rates of a kind of device; an unknown accelerator is taken for a GPU."""
@@ -55,6 +62,13 @@ def rates(device: str) -> Rates:
 
 def _calls(layout: ClassLayout) -> int:
     return 1 if layout.equal else len(layout)
+
+
+Cost = tuple[int, int, int, ClassLayout, str]
+"""What the cost of a layer depends on: positions, width of its input rows and output rows, classes, kind of device."""
+
+Sizes = Mapping[int, int]
+"""How many classes there are of each number of examples."""
 
 
 @dataclass(frozen=True)
@@ -78,17 +92,33 @@ class Pairs:
         return self.count * width / r.flops + 16 * self.count / r.bytes + 3 * self.calls * r.call
 
 
-def pairs_of(sizes: Sequence[int], positions: int, width: int, device: str) -> Pairs:
+def pairs_of(sizes: Sizes, positions: int, width: int, device: str) -> Pairs:
     """Return the cheapest way to the products of all pairs of rows within classes."""
-    rows, largest = sum(sizes) * positions, max(sizes, default=0) * positions
+    classes, rows = sum(sizes.values()), positions * sum(size * count for size, count in sizes.items())
+    largest = max(sizes, default=0) * positions
     if largest <= 1:
         return Pairs("single", 1, 0, 1)
-    if min(sizes) == max(sizes) and (largest >= _LEAST_BLOCK or rows <= _WHOLE_BATCH):
+    if len(sizes) == 1 and (largest >= _LEAST_BLOCK or rows <= _WHOLE_BATCH):
         return Pairs("equal", largest, rows * largest, 1)
-    apart = Pairs("apart", largest, sum((size * positions) ** 2 for size in sizes), len(sizes))
+    pairs = sum(count * (size * positions) ** 2 for size, count in sizes.items())
+    apart = Pairs("apart", largest, pairs, classes)
     block = rows if rows <= _WHOLE_BATCH else max(largest, _LEAST_BLOCK)
     blocks = Pairs("blocks", block, rows * min(rows, 2 * block), 2)
     return min(blocks, apart, key=lambda way: way.seconds(width, rates(device)))
+
+
+def tile_of(sizes: Sizes, positions: int) -> tuple[int, float]:
+    """Return the rows of a tile with which the kernel makes these products fastest, and its seconds per unit of width.
+
+    It makes pairs of tiles within a class, those of tiles that are not full included, each but once.
+    """
+
+    def seconds(tile: int) -> float:
+        tiles = ((-(-size * positions // tile), count) for size, count in sizes.items())
+        return tile**2 * sum(number * (number + 1) // 2 * count for number, count in tiles) / _TILES[tile]
+
+    best = min(_TILES, key=seconds)
+    return best, seconds(best)
 
 
 def ghost_is_cheaper(
@@ -101,13 +131,34 @@ def ghost_is_cheaper(
     ordinary product that makes either the class gradients or their weighted sum is the same.
     """
     r = rates(device)
-    rows = layout.examples * positions
-    pairs = Pairs("blocks", rows, rows**2, 1) if gram else pairs_of(layout.sizes, positions, inner + outer, device)
-    ghost = pairs.seconds(inner + outer, r)
-    kept = 12 * len(layout) * inner * outer / r.bytes + _calls(layout) * r.call
+    rows, width = layout.examples * positions, inner + outer
+    if gram:
+        ghost = Pairs("blocks", rows, rows**2, 1).seconds(width, r)
+    elif device == "cuda":
+        ghost = tile_of(layout.tally, positions)[1] * width + 3 * r.call
+    else:
+        ghost = pairs_of(layout.tally, positions, width, device).seconds(width, r)
+    products = r.call if layout.equal else min(_unequal(rows, inner, outer, len(layout), device))
+    kept = 12 * len(layout) * inner * outer / r.bytes + products
     if gram:
         kept += len(layout) ** 2 * inner * outer / r.flops
     return ghost < kept
+
+
+def _unequal(rows: int, inner: int, outer: int, classes: int, device: str) -> tuple[float, float]:
+    """Return what products of classes of different sizes cost beyond one of all rows: one by one, and by the kernel."""
+    r = rates(device)
+    one_by_one = classes * r.call
+    if device != "cuda":
+        return one_by_one, math.inf
+    kernel = rows * inner * outer * (1 / _KERNEL_FLOPS - 1 / r.flops) + 4 * classes * inner * outer / r.bytes
+    return one_by_one, kernel + 6 * r.call
+
+
+def kernel_makes_unequal(rows: int, inner: int, outer: int, layout: ClassLayout) -> bool:
+    """Whether on a GPU the kernel for products makes those of classes of different sizes sooner than one by one."""
+    one_by_one, kernel = _unequal(rows, inner, outer, len(layout), "cuda")
+    return layout.equal is None and kernel < one_by_one
 
 
 def rows_are_cheaper(positions: int, inner: int, outer: int, layout: ClassLayout, device: str) -> bool:

@@ -7,6 +7,7 @@ are the numbers of examples of the classes and ``owners`` the classes of the exa
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 import torch
@@ -29,7 +30,7 @@ def ghost_square_norms(a: Tensor, b: Tensor, sizes: Sequence[int], owners: Tenso
     a, b = promote(a), promote(b)
     positions = a.shape[1]
     left, right = (v.reshape(-1, v.shape[2]) for v in (a, b))
-    pairs = pairs_of(sizes, positions, left.shape[1] + right.shape[1], a.device.type)
+    pairs = pairs_of(Counter(sizes), positions, left.shape[1] + right.shape[1], a.device.type)
     fits = 3 * pairs.count * a.element_size() <= limit
     if pairs.way == "single":
         alone = torch.linalg.vector_norm(left, dim=1).square() * torch.linalg.vector_norm(right, dim=1).square()

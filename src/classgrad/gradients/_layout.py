@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections import Counter
 from collections.abc import Sequence
 from functools import cached_property
 from itertools import accumulate
@@ -39,6 +40,11 @@ class ClassLayout:
     def equal(self) -> int | None:
         """The number of examples of each class if it is the same for all, else None."""
         return self.sizes[0] if self.sizes and min(self.sizes) == max(self.sizes) else None
+
+    @cached_property
+    def tally(self) -> Counter[int]:
+        """How many classes there are of each size."""
+        return Counter(self.sizes)
 
     @cached_property
     def largest(self) -> int:

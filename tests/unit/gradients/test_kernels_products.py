@@ -16,7 +16,7 @@ from classgrad.gradients import kernels  # isort: skip
 from classgrad.gradients.kernels import _products as products  # isort: skip
 
 
-@pytest.mark.parametrize(("classes", "width"), [(1, 5), (2, 3000), (5, 700), (19, 33), (3, 0)])
+@pytest.mark.parametrize(("classes", "width"), [(1, 5), (2, 3000), (5, 700), (19, 33), (3, 0), (301, 9)])
 def test_rows_of_one_matrix(classes, width):
     kept = drawn(classes, width + 3)[:, :width]
     weights = drawn(classes)
@@ -128,3 +128,25 @@ def test_linear_layers(sizes, positions):
     close(kernels.linear_products(a, b, segments, precision="ieee"), wanted)
     close(kernels.linear_products(a, b, segments, precision="ieee", norms=True), wanted.square().sum(1))
     close(kernels.linear_products(a, b, segments), wanted, 2e-3)
+
+
+@pytest.mark.parametrize("sizes", SIZES)
+@pytest.mark.parametrize("positions", [1, 3])
+@pytest.mark.parametrize("tile", [16, 64])
+def test_norms_without_gradients(sizes, positions, tile):
+    a, b = drawn(sum(sizes), positions, 37), drawn(sum(sizes), positions, 5)
+    segments = kernels.Segments(sizes, DEVICE)
+    pairs = zip(a.double().split(sizes), b.double().split(sizes), strict=True)
+    expected = torch.stack([torch.einsum("ntd,nto->do", left, right).square().sum() for left, right in pairs])
+    close(kernels.ghost_norms(a, b, segments, tile, precision="ieee"), expected)
+
+
+def test_norms_of_classes_of_many_tiles_where_one_is_not_finite():
+    sizes = [50, 3, 0, 33, 16]
+    a, b = drawn(sum(sizes), 1, 8), drawn(sum(sizes), 1, 6)
+    a[51], segments = torch.nan, kernels.Segments(sizes, DEVICE)
+    found = kernels.ghost_norms(a, b, segments, 16, precision="ieee")
+    assert found.isfinite().tolist() == [True, False, True, True, True]
+    pairs = zip(a.double().split(sizes), b.double().split(sizes), strict=True)
+    expected = torch.stack([(left[:, 0].T @ right[:, 0]).square().sum() for left, right in pairs])
+    close(found[found.isfinite()], expected[found.isfinite()])

@@ -21,6 +21,7 @@ from torch import Tensor
 if TYPE_CHECKING:
     from classgrad.gradients.kernels._class_sums import class_channel_sums, class_row_sums
     from classgrad.gradients.kernels._combination import row_square_norms, weigh_rows, weighted_sum
+    from classgrad.gradients.kernels._ghost import ghost_norms
     from classgrad.gradients.kernels._group_norm import group_norm_backward, group_norm_sums
     from classgrad.gradients.kernels._layer_norm import layer_norm_backward, rms_norm_backward
     from classgrad.gradients.kernels._products import conv_products, linear_products
@@ -31,6 +32,7 @@ _HOMES = {
     "class_channel_sums": "_class_sums",
     "class_row_sums": "_class_sums",
     "conv_products": "_products",
+    "ghost_norms": "_ghost",
     "group_norm_backward": "_group_norm",
     "group_norm_sums": "_group_norm",
     "layer_norm_backward": "_layer_norm",
@@ -48,6 +50,7 @@ __all__ = [
     "class_channel_sums",
     "class_row_sums",
     "conv_products",
+    "ghost_norms",
     "group_norm_backward",
     "group_norm_sums",
     "layer_norm_backward",

@@ -9,13 +9,22 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+_PROGRAMS = 528
+"""Programs that keep a large GPU busy."""
+_LEAST_SHARE = 64
+"""Classes that are worth a program of their own."""
+
 
 @triton.jit
-def _weighted_sum(kept, weights, out, classes, width, row_stride, unit, CLASSES: tl.constexpr, WIDTH: tl.constexpr):
+def _weighted_sum(
+    kept, weights, out, classes, share, width, row_stride, unit, CLASSES: tl.constexpr, WIDTH: tl.constexpr
+):
+    """Sum ``share`` of the classes in each program."""
     column = tl.program_id(0).to(tl.int64) * WIDTH + tl.arange(0, WIDTH)
     inside = column < width
     total = tl.zeros((WIDTH,), tl.float32)
-    for first in range(0, classes, CLASSES):
+    begin = tl.program_id(1) * share
+    for first in range(begin, tl.minimum(begin + share, classes), CLASSES):
         row = first + tl.arange(0, CLASSES)
         w = tl.load(weights + row * unit, mask=row < classes, other=0.0)
         # a class of weight 0 is not read at all: it may hold inf or NaN
@@ -25,7 +34,7 @@ def _weighted_sum(kept, weights, out, classes, width, row_stride, unit, CLASSES:
             other=0.0,
         )
         total += tl.sum(w[:, None] * values, 0)
-    tl.store(out + column, total, mask=inside)
+    tl.store(out + tl.program_id(1).to(tl.int64) * width + column, total, mask=inside)
 
 
 @triton.jit
@@ -77,25 +86,34 @@ def weigh_rows(values: Tensor, factors: Tensor, *, scaled: bool) -> Tensor:
 
 
 def weighted_sum(kept: Tensor, weights: Tensor, out: Tensor | None = None) -> Tensor:
-    """Return Σ_l w_l kept_l (P) over the classes of a weight other than 0; rows may be further apart than P."""
+    """Return Σ_l w_l kept_l (P) over the classes of a weight other than 0; rows may be further apart than P.
+
+    Many classes of few columns are shared out over programs, whose sums are added in their order.
+    """
     classes, width = kept.shape
     out = kept.new_empty(width) if out is None else out
+    if not width:
+        return out
     group = min(8, triton.next_power_of_2(max(1, classes)))
     block = 512 if group > 4 else 1024
-    if width:
-        _weighted_sum[(triton.cdiv(width, block),)](
-            kept,
-            weights,
-            out,
-            classes,
-            width,
-            kept.stride(0),
-            weights.stride(0),
-            CLASSES=group,
-            WIDTH=block,
-            num_warps=4,
-        )
-    return out
+    columns = triton.cdiv(width, block)
+    share = max(_LEAST_SHARE, triton.cdiv(triton.cdiv(classes, max(1, _PROGRAMS // columns)), group) * group)
+    shares = max(1, triton.cdiv(classes, share))
+    target = out if shares == 1 else kept.new_empty(shares, width)
+    _weighted_sum[(columns, shares)](
+        kept,
+        weights,
+        target,
+        classes,
+        share,
+        width,
+        kept.stride(0),
+        weights.stride(0),
+        CLASSES=group,
+        WIDTH=block,
+        num_warps=4,
+    )
+    return out if shares == 1 else torch.sum(target, 0, out=out)
 
 
 def row_square_norms(kept: Tensor) -> Tensor:

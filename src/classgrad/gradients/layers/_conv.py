@@ -48,12 +48,12 @@ class ConvTerm(ExamplesTerm):
     ) -> None:
         inner, outer = module.weight.shape[1:].numel(), module.weight.shape[0]
         positions = (a if module.transposed else b).shape[2:].numel()
-        super().__init__(a, b, layout, module.weight.shape, memory, positions * inner * a.element_size())
+        cost = (positions, inner, outer, layout, a.device.type)
+        super().__init__(a, b, layout, module.weight.shape, memory, cost, positions * inner * a.element_size())
         self.module = module
         self.padding = padding
         plain = module.groups == 1
-        self._cost = (positions, inner, outer, layout, a.device.type)
-        self.by_rows = plain and rows_are_cheaper(*self._cost)
+        self.by_rows = plain and rows_are_cheaper(*self.cost)
         self.by_kernel = plain and self._suits_kernel() and kernel_is_cheaper(positions, layout)
 
     def _suits_kernel(self) -> bool:
@@ -110,7 +110,7 @@ class ConvTerm(ExamplesTerm):
     def without(self, gram: bool) -> bool:
         """Whether the ghost identity is cheaper."""
         plain = self.module.groups == 1 and not self.by_kernel
-        return plain and ghost_is_cheaper(*self._cost, gram=gram)
+        return plain and ghost_is_cheaper(*self.cost, gram=gram)
 
     def write(self, out: Tensor, start: int, stop: int) -> None:
         """Write what the kernel makes, batched products of rows, or one ordinary gradient per class."""

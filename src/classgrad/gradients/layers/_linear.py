@@ -9,16 +9,13 @@ import torch
 from torch import Tensor, nn
 
 from classgrad.gradients import kernels
-from classgrad.gradients._cost import ghost_is_cheaper, rates
+from classgrad.gradients._cost import Cost, ghost_is_cheaper, kernel_makes_unequal, rates, tile_of
 from classgrad.gradients._ghost import ghost_gram, ghost_square_norms
 from classgrad.gradients._layout import ClassLayout
 from classgrad.gradients._products import class_products
 from classgrad.gradients._registry import LayerRule, add_rule, leading
 from classgrad.gradients._taps import Call
 from classgrad.gradients._terms import Dense, Memory, Sums, Term, promote, weigh
-
-_MANY = 8
-"""Classes of different sizes from which on one product each takes longer than the kernel, which makes all at once."""
 
 
 class ExamplesTerm(Term):
@@ -28,19 +25,32 @@ class ExamplesTerm(Term):
     """
 
     def __init__(
-        self, a: Tensor, b: Tensor, layout: ClassLayout, shape: torch.Size, memory: Memory, example_bytes: int
+        self,
+        a: Tensor,
+        b: Tensor,
+        layout: ClassLayout,
+        shape: torch.Size,
+        memory: Memory,
+        cost: Cost,
+        example_bytes: int,
     ) -> None:
         super().__init__(len(layout), shape, b.dtype, memory)
         self.a = a
         self.b = b
         self.layout = layout
+        self.cost = cost
         self._at_a_time = max(1, rates(a.device.type).rows_bytes // max(1, example_bytes))
 
     @property
+    def _has_kernels(self) -> bool:
+        return kernels.available(self.b) and self.a.dtype == self.b.dtype
+
+    @property
     def unequal(self) -> bool:
-        """Whether there are so many classes of different sizes that the kernel makes them all at once."""
-        many = self.layout.equal is None and len(self.layout) >= _MANY
-        return many and kernels.available(self.b) and self.a.dtype == self.b.dtype
+        """Whether classes are of different sizes and the kernel makes them all at once sooner than one by one."""
+        positions, inner, outer = self.cost[:3]
+        rows = self.layout.examples * positions
+        return self._has_kernels and kernel_makes_unequal(rows, inner, outer, self.layout)
 
     def grouped(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
         """Return the examples of a range of classes in class order, good until the next call."""
@@ -92,6 +102,11 @@ class ExamplesTerm(Term):
     def square_norms(self) -> Tensor:
         """Return the squared norms, by the ghost identity where that is cheaper."""
         if self.without(gram=False):
+            rows_each = self.layout.largest * self.cost[0]
+            if self._has_kernels and rows_each > 1 and self.layout.examples <= self._at_a_time:
+                tile, _ = tile_of(self.layout.tally, self.cost[0])
+                a, b = self.rows(0, self.classes)
+                return kernels.ghost_norms(a, b, self.layout.segments, tile, precision=_precision())
             limit, sizes = self.memory.limit, self.layout.sizes
             parts = self.parts(0, self.classes)
             return torch.cat(
@@ -111,8 +126,8 @@ class RowsTerm(ExamplesTerm):
 
     def __init__(self, a: Tensor, b: Tensor, layout: ClassLayout, shape: torch.Size, memory: Memory) -> None:
         row_bytes = (a.shape[2] + b.shape[2]) * a.element_size()
-        super().__init__(a, b, layout, shape, memory, a.shape[1] * row_bytes)
-        self._cost = (a.shape[1], a.shape[2], b.shape[2], layout, a.device.type)
+        cost = (a.shape[1], a.shape[2], b.shape[2], layout, a.device.type)
+        super().__init__(a, b, layout, shape, memory, cost, a.shape[1] * row_bytes)
 
     def rows(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
         """Return the examples as they are."""
@@ -128,7 +143,7 @@ class RowsTerm(ExamplesTerm):
 
     def without(self, gram: bool) -> bool:
         """Whether the ghost identity is cheaper."""
-        return ghost_is_cheaper(*self._cost, gram=gram)
+        return ghost_is_cheaper(*self.cost, gram=gram)
 
     def weighted(self, weights: Tensor, finite: bool) -> Tensor:
         """Return one ordinary weight gradient with b scaled by the weights."""
@@ -140,8 +155,12 @@ class RowsTerm(ExamplesTerm):
 
 def fill_unequal(a: Tensor, b: Tensor, layout: ClassLayout, out: Tensor) -> None:
     """Write Σ b_iᵀ a_i of every class, however many examples each has, in one launch on a GPU."""
-    precision = "tf32" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "ieee"
-    kernels.linear_products(a, b, layout.segments, precision=precision, out=out.flatten(1))
+    kernels.linear_products(a, b, layout.segments, precision=_precision(), out=out.flatten(1))
+
+
+def _precision() -> str:
+    """Return how matrix products of single precision are made on a GPU, in the kernels' words."""
+    return "tf32" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "ieee"
 
 
 def weighted_examples(

@@ -1,0 +1,90 @@
+"""Norms of class gradients from products of all pairs of rows of a class; neither gradients nor products are stored.
+
+Rows are cut at the class borders into tiles, and a program takes a pair of tiles of one class: it multiplies their rows
+of a, then those of b, and adds up the products of the two. Each pair of different tiles is met once and counts twice.
+"""
+
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, misc, untyped-decorator"
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from classgrad.gradients.kernels._combination import sum_parts
+from classgrad.gradients.kernels._segments import VARYING, Segments, locate, location, sum_slots
+
+
+@triton.jit
+def _dots(rows, start, stop, other, end, width, PRECISION: tl.constexpr, TILE: tl.constexpr, DEPTH: tl.constexpr):
+    """Return the products of two tiles of rows, of which those beyond their class are zero."""
+    i = start + tl.arange(0, TILE)
+    j = other + tl.arange(0, TILE)
+    left = rows + i.to(tl.int64)[:, None] * width
+    right = rows + j.to(tl.int64)[None, :] * width
+    total = tl.zeros((TILE, TILE), tl.float32)
+    for first in range(0, width, DEPTH):
+        k = first + tl.arange(0, DEPTH)
+        x = tl.load(left + k[None, :], mask=(i < stop)[:, None] & (k < width)[None, :], other=0.0)
+        y = tl.load(right + k[:, None], mask=(j < end)[None, :] & (k < width)[:, None], other=0.0)
+        total = tl.dot(x, y, total, input_precision=PRECISION)
+    return total
+
+
+@triton.jit(do_not_specialize=VARYING)
+def _pairs(
+    a,
+    b,
+    out,
+    inner,
+    outer,
+    ahead,
+    offsets,
+    classes,
+    rows,
+    uniform,
+    chunk,
+    UNIFORM: tl.constexpr,
+    CLASSES: tl.constexpr,
+    PRECISION: tl.constexpr,
+    TILE: tl.constexpr,
+    DEPTH: tl.constexpr,
+):
+    slot = tl.program_id(0)
+    step = tl.program_id(1)
+    owner, start, stop = locate(slot, offsets, classes, rows, uniform, chunk, UNIFORM, CLASSES)
+    end = tl.load(offsets + owner + 1) * rows
+    other = start + step * TILE
+    found = 0.0
+    if (start < stop) & (other < end):
+        products = _dots(a, start, stop, other, end, inner, PRECISION, TILE, DEPTH)
+        products *= _dots(b, start, stop, other, end, outer, PRECISION, TILE, DEPTH)
+        found = tl.sum(tl.sum(products, 1), 0) * tl.where(step == 0, 1.0, 2.0)
+    tl.store(out + slot * ahead + step, found)
+
+
+def ghost_norms(a: Tensor, b: Tensor, segments: Segments, tile: int, *, precision: str = "tf32") -> Tensor:
+    """Return ‖Σ b_iᵀ a_i‖² (L) over the rows of ``a`` (N, T, D) and ``b`` (N, T, O), grouped by class."""
+    a, b = a.contiguous(), b.contiguous()
+    positions = a.shape[1]
+    chunks = segments.cut(positions, tile)
+    ahead = max(1, triton.cdiv(segments.largest * positions, tile))
+    parts = a.new_empty(chunks.slots, ahead)
+    if not a.numel():
+        return a.new_zeros(len(segments))
+    _pairs[(chunks.slots, ahead)](
+        a,
+        b,
+        parts,
+        a.shape[2],
+        b.shape[2],
+        ahead,
+        **location(segments, chunks),
+        PRECISION=precision,
+        TILE=tile,
+        DEPTH=32,
+        num_warps=4,
+        num_stages=3,
+    )
+    return sum_parts(sum_slots(parts, segments, chunks))
