@@ -21,7 +21,7 @@ from classgrad.training._clock import Clock
 from classgrad.training._divergence import Watch
 from classgrad.training._mailbox import Mailbox
 from classgrad.training._measure import MAX_MEMORY, chunks, evaluating
-from classgrad.training._models import make_model
+from classgrad.training._models import make_model, with_channels_last
 from classgrad.training._numerics import dtype_of
 from classgrad.training._optimizers import advance, current_lr, make_lr_scheduler, make_optimizer, set_lr
 from classgrad.training._reservoir import Reservoir
@@ -51,6 +51,8 @@ class Trainer:
         self.step = 0
         dtype = dtype_of(spec.precision)
         self.model = make_model(spec, dataset.preprocessing).to(device).train()
+        if spec.channels_last:
+            self.model = with_channels_last(self.model, dataset.preprocessing.shape)
         self.data = {
             name: DeviceData(
                 split,
@@ -58,6 +60,7 @@ class Trainer:
                 std=dataset.std,
                 device=device,
                 dtype=dtype,
+                channels_last=spec.channels_last,
                 crop=spec.crop if name == "train" else 0,
                 flip=spec.flip and name == "train",
                 seed=stream(spec.seed, "augmentation"),
