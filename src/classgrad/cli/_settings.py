@@ -43,9 +43,7 @@ Precision = Annotated[str, typer.Option(metavar="float64|float32|tf32|bf16", hel
 Capture = Annotated[
     bool, typer.Option("--capture/--no-capture", help="On a GPU, replay steps as CUDA graphs: the same bits, faster.")
 ]
-Compile = Annotated[
-    bool, typer.Option("--compile", help="Run the network through torch.compile; for algorithms of the plain gradient.")
-]
+Compile = Annotated[bool, typer.Option("--compile", help="Run the network's training passes through torch.compile.")]
 ChannelsLast = Annotated[
     bool, typer.Option("--channels-last", help="Keep the channels of images and convolutions side by side in memory.")
 ]

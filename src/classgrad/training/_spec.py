@@ -46,8 +46,8 @@ class RunSpec:
             that fit into a quarter of the memory of a GPU.
         capture: whether to replay steps as CUDA graphs on a GPU. The bits are those of steps that are not replayed, so
             it is no part of a run's identity.
-        compile: whether to run the network's training passes through torch.compile; for algorithms that step along the
-            plain gradient, and on a GPU for full-batch ones with large classes.
+        compile: whether to run the network's training passes through torch.compile: all of it, or where class gradients
+            are read off its layers what lies between them.
         channels_last: whether weights and batches of images lie in memory with their channels side by side, which
             convolutions on a GPU prefer; for networks with convolutions.
         threads: CPU threads of torch; the order of sums, and so the last bits, depend on it.
