@@ -66,7 +66,7 @@ def convolution(layouts: list[list[int]], precision: str) -> Iterator[Case]:
             yield conv_case(shape, sizes, precision)
             if shape.always and len(sizes) > 2:
                 yield conv_case(shape, sizes, precision, norms=True)
-            if not place and shape.side in (8, 32) and shape.always:
+            if not place and (shape.model == "cnn" or (shape.side in (8, 32) and shape.always)):
                 yield conv_case(shape, sizes, precision, format=torch.channels_last)
 
 

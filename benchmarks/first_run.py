@@ -8,6 +8,7 @@
 
     [--algorithms gd,pcngd] [--protocols paper,authors] [--seeds 5] [--rates 0.01,0.1] [--batch-size 128]
     [--scale 1.0] [--grid-scale 1.0] [--workers 8] [--budget 240] [--device auto] [--precision float32] [--compile]
+    [--channels-last]
 
 Every run has a folder under --out, and one that is finished is not made again. --budget ends the stage in time: runs
 under way are saved and go on with the same command. --scale shortens all runs, to try the stages out, --grid-scale
@@ -96,6 +97,7 @@ def spec_of(line: Setting, given: argparse.Namespace, lr: float, seed: int, scal
         device=given.device,
         precision=given.precision,
         compile=given.compile and line.kind == "full",
+        channels_last=given.channels_last,
     )
 
 
@@ -262,6 +264,7 @@ def main() -> None:
     parser.add_argument("--scale", type=float, default=1.0, help="of the iteration counts")
     parser.add_argument("--grid-scale", type=float, default=1.0, help="of the iteration counts in the search for rates")
     parser.add_argument("--compile", action="store_true", help="torch.compile for the full-batch algorithms")
+    parser.add_argument("--channels-last", action="store_true", help="channels side by side in memory")
     parser.add_argument("--workers", type=int, help="runs at a time: 8 on a GPU, 1 on a CPU")
     parser.add_argument("--budget", type=float, default=float("inf"), help="seconds after which the stage is ended")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")

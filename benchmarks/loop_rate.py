@@ -2,9 +2,10 @@
 
     python benchmarks/loop_rate.py --part rate                    # loop against bare replays of its own recordings
     python benchmarks/loop_rate.py --part runs [--fraction 1]     # the time of whole runs
-    python benchmarks/loop_rate.py --part formats                 # tf32, bf16 and torch.compile against float32
+    python benchmarks/loop_rate.py --part formats                 # number formats and ways to run against float32
     python benchmarks/loop_rate.py --part seeds                   # one seed against several on the same GPU
 
+``--precision``, ``--compile`` and ``--channels-last`` say how the networks run (`formats` tries several ways itself).
 ``--data-dir`` names the folder with CIFAR-10; without it random images of the same number and shape are used. Tables
 are Markdown; ``--json FILE`` also keeps the numbers, merged with those the file holds already.
 """
@@ -44,6 +45,7 @@ LIMITS = {  # seconds on one H200
     ("bi7a", "vgg16", "gd", 1500): 90.0,
     ("bi7a", "vgg16", "pcngd", 1500): 90.0,
 }
+WAYS = ((False, False), (False, True), (True, False), (True, True))  # compiled, channels last
 STEP_LIMIT = 0.35  # milliseconds of a stochastic step of simple_cnn
 
 
@@ -56,6 +58,8 @@ class Place:
     scratch: Path
     fraction: float
     precision: str
+    compiled: bool
+    last: bool
 
     def source(self, name: str) -> dict[str, Any]:
         """Give the data of a run: the paper's, or random images of the same number and shape."""
@@ -76,12 +80,19 @@ class Place:
             "model": "simple_cnn",
             "device": str(self.device),
             "precision": self.precision,
+            "compile": self.compiled,
+            "channels_last": self.last,
         }
         return RunSpec(**{**settings, **changes})
 
     def load(self, spec: RunSpec) -> Dataset:
         """Load a run's data."""
         return load_data(spec, data_dir=self.data_dir)
+
+
+def way(spec: RunSpec) -> str:
+    """Say how a run's network is run."""
+    return spec.precision + ", compiled" * spec.compile + ", channels last" * spec.channels_last
 
 
 def _total(name: str) -> int:
@@ -162,7 +173,7 @@ def rate(place: Place, algorithm: str, *, model: str = "simple_cnn", turns: int 
         return {
             "algorithm": algorithm,
             "model": model,
-            "precision": spec.precision,
+            "precision": way(spec),
             "loop ms": looped,
             "bare ms": replayed,
             "of bare rate": None if replayed is None else replayed / looped,
@@ -184,7 +195,7 @@ def part_rate(place: Place) -> list[dict[str, Any]]:
     return rows
 
 
-def part_runs(place: Place, precisions: Sequence[str], only: str, compiled: bool) -> list[dict[str, Any]]:
+def part_runs(place: Place, precisions: Sequence[str], only: str) -> list[dict[str, Any]]:
     """Time whole runs, with all their measurements, or a fraction of their steps and points."""
     rows = []
     for (name, model, algorithm, steps), limit in LIMITS.items():
@@ -198,7 +209,6 @@ def part_runs(place: Place, precisions: Sequence[str], only: str, compiled: bool
                 model=model,
                 steps=made,
                 precision=precision,
-                compile=compiled,
                 grid="log" if made == steps else f"log:{max(2, round(50 * made / steps))}",
             )
             data = place.load(spec)
@@ -210,7 +220,7 @@ def part_runs(place: Place, precisions: Sequence[str], only: str, compiled: bool
                     "data": name,
                     "model": model,
                     "algorithm": algorithm,
-                    "precision": precision + (", compiled" if compiled else ""),
+                    "precision": way(spec),
                     "steps": made,
                     "seconds": seconds,
                     "ms per step": 1e3 * float(np.nanmedian(run["seconds_per_step"][-3:])),
@@ -231,12 +241,12 @@ def _busy(run: Run) -> float | None:
 
 
 def part_formats(place: Place, only: str) -> list[dict[str, Any]]:
-    """Compare number formats and torch.compile with float32: time, class losses along a run, recall at its end."""
+    """Compare number formats, torch.compile and memory layouts with float32: time, class losses, recall at the end."""
     cases = [
+        ("simple_cnn", "sgd", 2000),
         ("simple_cnn", "pcnsgd+o", 2000),
         ("simple_cnn", "gd", 300),
         ("simple_cnn", "pcngd", 300),
-        ("simple_cnn", "sgd+o", 2000),
         ("vgg16", "gd", 40),
     ]
     rows: list[dict[str, Any]] = []
@@ -245,15 +255,10 @@ def part_formats(place: Place, only: str) -> list[dict[str, Any]]:
             continue
         made = max(10, round(steps * min(1.0, place.fraction * 10)))
         exact: Run | None = None
-        for precision, compiled in (
-            ("float32", False),
-            ("tf32", False),
-            ("bf16", False),
-            ("tf32", True),
-            ("bf16", True),
+        for precision, compiled, last in (
+            ("float32", False, False),
+            *((precision, *how) for precision in ("tf32", "bf16") for how in WAYS),
         ):
-            if compiled and algorithm == "pcnsgd+o":
-                continue
             spec = place.spec(
                 "bi7a",
                 algorithm,
@@ -262,6 +267,7 @@ def part_formats(place: Place, only: str) -> list[dict[str, Any]]:
                 grid="log:20",
                 precision=precision,
                 compile=compiled,
+                channels_last=last,
                 lr=0.01,
             )
             run = train(spec, data=place.load(spec))
@@ -271,7 +277,7 @@ def part_formats(place: Place, only: str) -> list[dict[str, Any]]:
                     "model": model,
                     "algorithm": algorithm,
                     "steps": made,
-                    "precision": precision + (", compiled" if compiled else ""),
+                    "precision": way(spec),
                     "ms per step": 1e3 * float(np.nanmedian(run["seconds_per_step"][-8:])),
                     "largest difference of class losses": float(
                         np.nanmax(np.abs(run.loss("train") - exact.loss("train")))
@@ -355,21 +361,31 @@ def main() -> None:
     parser.add_argument("--precision", default="float32")
     parser.add_argument("--vgg-precisions", default="tf32", help="number formats of the vgg16 runs, by commas")
     parser.add_argument("--only", default="", help="of `runs` and `formats`, such as bi7a/simple_cnn/gd, by commas")
-    parser.add_argument("--compile", action="store_true", help="torch.compile in `runs`")
+    parser.add_argument("--compile", action="store_true", help="torch.compile")
+    parser.add_argument("--channels-last", action="store_true", help="channels side by side in memory")
     parser.add_argument("--fraction", type=float, default=0.1, help="of the steps of whole runs that are made")
     parser.add_argument("--steps", type=int, default=10_000, help="of each seed")
     parser.add_argument("--seeds", default="1,2,4,8")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     device = resolve_device(given.device)
-    print(f"# {given.part}, {given.precision}, {device}, torch {torch.__version__}\n")
+    how = given.precision + ", compiled" * given.compile + ", channels last" * given.channels_last
+    print(f"# {given.part}, {how}, {device}, torch {torch.__version__}\n")
     with tempfile.TemporaryDirectory() as scratch:
-        place = Place(device, given.data_dir, Path(scratch), given.fraction, given.precision)
+        place = Place(
+            device,
+            given.data_dir,
+            Path(scratch),
+            given.fraction,
+            given.precision,
+            given.compile,
+            given.channels_last,
+        )
         if given.part == "rate":
             rows = part_rate(place)
             show(rows)
         elif given.part == "runs":
-            rows = part_runs(place, given.vgg_precisions.split(","), given.only, given.compile)
+            rows = part_runs(place, given.vgg_precisions.split(","), given.only)
         elif given.part == "formats":
             rows = part_formats(place, given.only)
         else:

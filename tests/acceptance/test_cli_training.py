@@ -227,6 +227,8 @@ def test_a_diverged_run_is_told_and_kept(capsys):
         (["train", "digits-bi20", "--model", "gpt"], "`model`"),
         (["train", "digits-bi20", "--batch-size", "1", "-a", "pcnsgd"], "batch_size"),
         (["train", "digits-bi20", "--workers", "0"], "`workers`"),
+        (["train", "gaussian-bi60", "--channels-last"], "`channels_last` is for images"),
+        (["train", "digits-bi20", "--model", "mlp", "--channels-last"], "networks with convolutions"),
         (["compare", "digits-bi20", "-a", "gd,gd"], "--algorithms must be"),
         (["compare", "digits-bi20", "-a", "gd,adam"], "found 'adam'"),
         (["predict", "nowhere", "digits-bi20"], "does not exist"),

@@ -153,11 +153,15 @@ def images(draw: st.DrawFn, layout: Layout) -> Network:
             break
     head = [nn.Flatten(2), ChannelsLast(nn.Linear(channels, OUTPUTS))]
     model = nn.Sequential(*layers, *head)
+    last = dims == 2 and draw(st.booleans())
+    if last:
+        model = model.to(memory_format=torch.channels_last)
     kinds = {type(layer) for layer in layers}
     return Network(
         randomize(model, generator),
         _laid_out(draw, x),
-        vectorized=not {nn.GroupNorm, ChannelsLast} <= kinds,  # its backward does not know channels_last under vmap
+        # group normalization's backward does not know channels_last under vmap
+        vectorized=not (nn.GroupNorm in kinds and (last or ChannelsLast in kinds)),
         whole=Residual in kinds,
     )
 

@@ -36,14 +36,23 @@ def own(model: torch.nn.Module, x: Tensor, **facts: bool) -> Case:
     return case_of(randomize(model, torch.Generator().manual_seed(1)), x, **facts)
 
 
+def last(case: Case) -> Case:
+    """Weights and images with their channels side by side in memory."""
+    case.network.model = case.model.to(memory_format=torch.channels_last)
+    case.network.x = case.network.x.to(memory_format=torch.channels_last)
+    return case
+
+
 SMALL: dict[str, Callable[[], Case]] = {
     "simple_cnn": lambda: case_of(models.simple_cnn(OUTPUTS, image_size=8), images(8)),
+    "simple_cnn, channels last": lambda: last(case_of(models.simple_cnn(OUTPUTS, image_size=8), images(8))),
     "bert": lambda: own(Bert(), tokens(), covered=False, whole=True),
     "vit": lambda: own(Vit(), images(8), covered=False, whole=True),
     "lstm": lambda: own(Lstm(), tokens(), covered=False),
 }
 LARGE: dict[str, Callable[[], Case]] = {
     "resnet18": lambda: case_of(models.resnet18(OUTPUTS), images(32)[:3]),
+    "resnet18, channels last": lambda: last(case_of(models.resnet18(OUTPUTS), images(32)[:3])),
     "vgg16": lambda: case_of(models.vgg16(OUTPUTS, dropout=0.0), images(32)[:3]),
 }
 
@@ -68,7 +77,8 @@ def test_the_papers_large_networks(name: str) -> None:
         assert_equals_plain_autograd(fused(case, strategy, table=False), gradients, 1e-10)
     for found in (joint(case), split(case)):
         assert_equals_plain_autograd(found, gradients, 1e-10)
-    assert_near(torchjd_gram(case), gradients @ gradients.T, 1e-10)
+    if "channels last" not in name:  # vmap does not know it
+        assert_near(torchjd_gram(case), gradients @ gradients.T, 1e-10)
 
 
 @pytest.mark.parametrize("name", SMALL)

@@ -43,8 +43,9 @@ Precision = Annotated[str, typer.Option(metavar="float64|float32|tf32|bf16", hel
 Capture = Annotated[
     bool, typer.Option("--capture/--no-capture", help="On a GPU, replay steps as CUDA graphs: the same bits, faster.")
 ]
-Compile = Annotated[
-    bool, typer.Option("--compile", help="Run the network through torch.compile; for algorithms of the plain gradient.")
+Compile = Annotated[bool, typer.Option("--compile", help="Run the network's training passes through torch.compile.")]
+ChannelsLast = Annotated[
+    bool, typer.Option("--channels-last", help="Keep the channels of images and convolutions side by side in memory.")
 ]
 Set = Annotated[
     list[str] | None,
@@ -91,6 +92,7 @@ class TrainingOptions:
     precision: Precision = "float32"
     capture: Capture = True
     compile: Compile = False
+    channels_last: ChannelsLast = False
     set_: Set = None
     protocol: Protocol = "paper"
     data_dir: DataDir = None
@@ -113,7 +115,7 @@ class TrainingOptions:
     def settings(self) -> dict[str, Any]:
         """Return the fields of a run; ``--set`` wins over the option of the same name."""
         named = ("optimizer", "lr", "batch_size", "steps", "schedule", "scheduler", "protocol")
-        machine = ("device", "precision", "capture", "compile")
+        machine = ("device", "precision", "capture", "compile", "channels_last")
         return {
             **{name: getattr(self, name) for name in (*named, *machine)},
             **({} if self.model is None else {"model": self.model}),

@@ -26,6 +26,7 @@ class DeviceData:
         std: as :attr:`Dataset.std`.
         device: where to keep them.
         dtype: of the batches.
+        channels_last: whether images lie in memory with their channels side by side, as do the batches.
         crop: black pixels to add on every side before a window of the image's size is cut at random; 0 for none.
         flip: whether to mirror every other image, at random.
         seed: of the augmentation.
@@ -44,13 +45,14 @@ class DeviceData:
         std: tuple[float, ...],
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
+        channels_last: bool = False,
         crop: int = 0,
         flip: bool = False,
         seed: int = 0,
     ) -> None:
         self._images = split.x.dtype == torch.uint8
-        if not self._images and (crop or flip):
-            raise InputError("crop and flip are for images, found features: leave them out")
+        if not self._images and (crop or flip or channels_last):
+            raise InputError("crop, flip and channels_last are for images, found features: leave them out")
         if not split.x.shape[1] == len(mean) == len(std):
             raise InputError(
                 f"mean and std must have one entry for each of the {split.x.shape[1]} channels or features, "
@@ -61,8 +63,11 @@ class DeviceData:
         self._crop, self._flip = whole("crop", crop), flip
         self._generator = torch.Generator(self.device).manual_seed(whole("seed", seed))
         self.y = split.y.to(self.device)
+        self._format = torch.channels_last if channels_last else torch.contiguous_format
         self._x = split.x.to(self.device)
-        if not self._images:
+        if self._images:
+            self._x = self._x.contiguous(memory_format=self._format)  # batches that are gathered lie as it does
+        else:
             self._x = scale_and_shift(self._x.to(dtype, copy=True), self._mean, self._std)
 
     def __len__(self) -> int:
@@ -94,7 +99,8 @@ class DeviceData:
         padded = F.pad(x, (self._crop,) * 4)
         picture = torch.arange(count, device=self.device)[:, None, None, None]
         channel = torch.arange(channels, device=self.device)[None, :, None, None]
-        return padded[picture, channel, rows[:, None, :, None], columns[:, None, None, :]]
+        cut = padded[picture, channel, rows[:, None, :, None], columns[:, None, None, :]]
+        return cut.contiguous(memory_format=self._format)
 
     def _draw(self, count: int, choices: int) -> Tensor:
         return torch.randint(choices, (count, 1), generator=self._generator, device=self.device)

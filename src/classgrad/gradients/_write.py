@@ -39,6 +39,8 @@ def write(
         part = part.to(p.dtype)
         if p in sparse and not part.is_sparse:
             part = part.to_sparse(1)
+        elif not part.is_sparse and part.stride() != p.stride():
+            part = torch.empty_like(p).copy_(part)  # as autograd lays them out; fused optimizers go by it unasked
         if p.grad is None:
             p.grad = part
         else:

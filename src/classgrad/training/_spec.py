@@ -46,8 +46,10 @@ class RunSpec:
             that fit into a quarter of the memory of a GPU.
         capture: whether to replay steps as CUDA graphs on a GPU. The bits are those of steps that are not replayed, so
             it is no part of a run's identity.
-        compile: whether to run the network's training passes through torch.compile; for algorithms that step along the
-            plain gradient, and on a GPU for full-batch ones with large classes.
+        compile: whether to run the network's training passes through torch.compile: all of it, or where class gradients
+            are read off its layers what lies between them.
+        channels_last: whether weights and batches of images lie in memory with their channels side by side, which
+            convolutions on a GPU prefer; for networks with convolutions.
         threads: CPU threads of torch; the order of sums, and so the last bits, depend on it.
 
     >>> spec = RunSpec(data="digits-bi20", algorithm="pcngd", lr=0.05, steps=300)
@@ -77,6 +79,7 @@ class RunSpec:
     threads: int = 1
     capture: bool = True
     compile: bool = False
+    channels_last: bool = False
     data_options: Mapping[str, Any] = field(default_factory=dict)
     model_options: Mapping[str, Any] = field(default_factory=dict)
     rule_options: Mapping[str, Any] = field(default_factory=dict)
@@ -91,7 +94,7 @@ class RunSpec:
                 raise InputError(f"Parameter `{name}` should be a whole number of at least {least}. Found {value!r}.")
         if self.chunk != "auto" and (type(self.chunk) is not int or self.chunk < 1):
             raise InputError(f"Parameter `chunk` should be auto or a whole number of at least 1. Found {self.chunk!r}.")
-        for name in ("capture", "compile"):
+        for name in ("capture", "compile", "channels_last"):
             if type(getattr(self, name)) is not bool:
                 raise InputError(f"Parameter `{name}` should be true or false. Found {getattr(self, name)!r}.")
         if not (type(self.lr) in (int, float) and math.isfinite(self.lr) and self.lr > 0):
@@ -142,8 +145,9 @@ class RunSpec:
         """Hash of all settings and of the data itself, wherever it lies (16 hexadecimal digits)."""
         values = {**json.loads(self.to_json()), "data": fingerprint, "data_options": {}}
         del values["capture"]
-        if not self.compile:
-            del values["compile"]
+        for name in ("compile", "channels_last"):  # runs from before they could be asked for keep their names
+            if not values[name]:
+                del values[name]
         if self.chunk == "auto":
             values["chunk"] = ON_CPU
         return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from contextlib import nullcontext
 from typing import Any, Literal
 
 import torch
@@ -10,7 +11,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from classgrad._errors import InputError
 from classgrad.data import Dataset, DeviceData
 from classgrad.gradients import ClassGradients, RecordedUpdate, Step, why_not
 from classgrad.rules import Rescale, Sum
@@ -18,10 +18,11 @@ from classgrad.theory import pcn_margin
 from classgrad.training._batches import SAMPLERS, composition, forever
 from classgrad.training._chunk import resolve_chunk
 from classgrad.training._clock import Clock
+from classgrad.training._compiled import Forward, backward_again, compiled, compiled_between, twin
 from classgrad.training._divergence import Watch
 from classgrad.training._mailbox import Mailbox
 from classgrad.training._measure import MAX_MEMORY, chunks, evaluating
-from classgrad.training._models import make_model
+from classgrad.training._models import make_model, with_channels_last
 from classgrad.training._numerics import dtype_of
 from classgrad.training._optimizers import advance, current_lr, make_lr_scheduler, make_optimizer, set_lr
 from classgrad.training._reservoir import Reservoir
@@ -51,6 +52,8 @@ class Trainer:
         self.step = 0
         dtype = dtype_of(spec.precision)
         self.model = make_model(spec, dataset.preprocessing).to(device).train()
+        if spec.channels_last:
+            self.model = with_channels_last(self.model, dataset.preprocessing.shape)
         self.data = {
             name: DeviceData(
                 split,
@@ -58,6 +61,7 @@ class Trainer:
                 std=dataset.std,
                 device=device,
                 dtype=dtype,
+                channels_last=spec.channels_last,
                 crop=spec.crop if name == "train" else 0,
                 flip=spec.flip and name == "train",
                 seed=stream(spec.seed, "augmentation"),
@@ -147,7 +151,7 @@ class Trainer:
         return self._copy
 
     def forward(
-        self, data: DeviceData, indices: Tensor, *, augment: bool = False, model: nn.Module | None = None
+        self, data: DeviceData, indices: Tensor, *, augment: bool = False, model: Forward | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Logits of ``model`` (by default that in training), one loss per example, and labels."""
         logits, y = self._logits(model or self.model, data, indices, augment)
@@ -200,12 +204,14 @@ class Trainer:
         gram = self.schedule.needs_gram or self.reservoir is not None
         plain = isinstance(self.rule, Sum) and not gram
         by_class = self.gpu and not plain and not gram and self._one_by_one()
-        if spec.compile and not (plain or by_class):
-            raise InputError(
-                f"Parameter `compile` should be left out with {spec.algorithm!r} here: its class gradients are read "
-                "off the layers of the network, which a compiled one does not have."
-            )
-        network: Any = torch.compile(self.model, dynamic=False) if spec.compile else self.model
+        layered = spec.compile and not (plain or by_class)
+        network: Forward = self.model
+        quiet: Forward = self.model
+        if layered:
+            network = compiled_between(self.model)
+            quiet = compiled(twin(self.model).eval())  # free of the hooks that the class gradients need
+        elif spec.compile:
+            network = compiled(self.model)
         engine: Literal["split", "auto"] = "split" if by_class else "auto"
         grads = None
         if not plain:
@@ -221,7 +227,8 @@ class Trainer:
             self.train.y,
             grads,
             lambda indices: self._logits(network, self.train, indices, augment=True),
-            lambda indices: self.forward(self.train, indices)[1],
+            lambda indices: self.forward(self.train, indices, model=quiet)[1],
+            within=backward_again if layered else nullcontext,
             counts=self.composition,
             chunk=self.chunk,
             by_class=by_class,
@@ -262,7 +269,7 @@ class Trainer:
                 ((part, self.train.y[part]) for part in chunks(order, self.chunk)),
             )
 
-    def _logits(self, model: nn.Module, data: DeviceData, indices: Tensor, augment: bool) -> tuple[Tensor, Tensor]:
+    def _logits(self, model: Forward, data: DeviceData, indices: Tensor, augment: bool) -> tuple[Tensor, Tensor]:
         x, y = data.batch(indices, augment=augment)
         if self.spec.precision != "bf16":
             return model(x), y

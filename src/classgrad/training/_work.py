@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Hashable, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 
 import torch
@@ -42,6 +43,7 @@ class Work:
         grads: the class gradients, or None for the plain gradient.
         logits: the forward pass in training.
         quiet: one loss per example, in evaluation mode, for the full-batch class gradients.
+        within: gives what the work is done within, where it is done and not replayed.
         counts: examples of each class in every batch, grouped by class; None where batches differ.
         chunk: most examples at once.
         by_class: take the classes one after the other, each in a forward and backward pass of its own.
@@ -58,6 +60,7 @@ class Work:
         logits: Logits,
         quiet: Callable[[Tensor], Tensor],
         *,
+        within: Callable[[], AbstractContextManager[object]],
         counts: Sequence[int] | None,
         chunk: int,
         by_class: bool,
@@ -70,6 +73,7 @@ class Work:
         self._grads = grads
         self._logits = logits
         self._quiet = quiet
+        self._within = within
         self._counts = counts
         self._chunk = chunk
         self._by_class = by_class
@@ -152,7 +156,8 @@ class Work:
     def _run(self, indices: Tensor, layout: ClassLayout | None = None, lazy: bool = False) -> Seen:
         for p in self._parameters:
             p.grad = None
-        seen = self._plain(indices) if self._grads is None else self._weighted(self._grads, indices, layout, lazy)
+        with self._within():
+            seen = self._plain(indices) if self._grads is None else self._weighted(self._grads, indices, layout, lazy)
         if self._update is not None:
             self._update()
         return seen, [p.grad for p in self._parameters]

@@ -119,7 +119,7 @@ def test_bad_arguments(options: dict, message: str) -> None:
 @pytest.mark.parametrize("options", [{"crop": 1}, {"flip": True}])
 def test_features_cannot_be_cropped(options: dict) -> None:
     split = Split(torch.ones(2, 2), torch.tensor([1, 0]), torch.arange(2))
-    with pytest.raises(InputError, match="crop and flip are for images, found features"):
+    with pytest.raises(InputError, match="crop, flip and channels_last are for images, found features"):
         DeviceData(split, mean=(0.0, 0.0), std=(1.0, 1.0), **options)
 
 
@@ -137,3 +137,23 @@ def test_on_a_gpu() -> None:
     assert torch.equal(data.batch(torch.arange(64))[0], again)
     plain = data.batch(slice(None), augment=False)[0].cpu()
     torch.testing.assert_close(plain, DeviceData(split, mean=MEAN, std=STD).batch(slice(None))[0])
+
+
+@pytest.mark.parametrize("crop", [0, 1])
+@pytest.mark.parametrize("indices", [torch.tensor([3, 0, 3]), slice(1, 4)])
+def test_batches_with_channels_side_by_side_hold_the_same(indices: torch.Tensor | slice, crop: int) -> None:
+    usual, last = (
+        DeviceData(images(), mean=MEAN, std=STD, crop=crop, flip=crop > 0, seed=4, channels_last=channels_last)
+        for channels_last in (False, True)
+    )
+    for augment in (True, False):
+        expected, found = usual.batch(indices, augment=augment)[0], last.batch(indices, augment=augment)[0]
+        assert torch.equal(found, expected)
+        assert expected.is_contiguous()
+        assert found.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_features_have_no_channels() -> None:
+    split = Split(torch.zeros(2, 3), torch.tensor([1, 0]), torch.arange(2))
+    with pytest.raises(InputError, match="channels_last are for images, found features"):
+        DeviceData(split, mean=(0.0,) * 3, std=(1.0,) * 3, channels_last=True)

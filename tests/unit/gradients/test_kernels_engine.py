@@ -42,18 +42,23 @@ def network():
 
 @pytest.mark.parametrize("sizes", [[3] * 9, [6, 1, 1, 2, 4, 1, 3, 5, 2], [9, 16]])
 @pytest.mark.parametrize("shuffled", [False, True])
+@pytest.mark.parametrize("format", [torch.contiguous_format, torch.channels_last])
 @pytest.mark.parametrize(("rows", "ghost"), [(0, True), (10**9, False), (10**9, True)])
-def test_directions_and_norms(sizes, shuffled, rows, ghost, monkeypatch):
+def test_directions_and_norms(sizes, shuffled, rows, ghost, format, monkeypatch):
     """``rows`` decides whether convolutions go by their kernel, ``ghost`` whether class gradients are made at all."""
     monkeypatch.setattr(kernels, "available", lambda tensor: tensor.dtype == torch.float32)
     monkeypatch.setattr("classgrad.gradients._cost._KERNEL_ROWS", rows)
     for layer in ("_linear", "_conv"):
         monkeypatch.setattr(f"classgrad.gradients.layers.{layer}.ghost_is_cheaper", lambda *_, **__: ghost)
     monkeypatch.setattr("classgrad.gradients.layers._conv.rows_are_cheaper", lambda *_: True)
-    model = network()
+    made_by_kernel, products = [], kernels.conv_products
+    monkeypatch.setattr(
+        kernels, "conv_products", lambda a, *rest, **how: (made_by_kernel.append(a), products(a, *rest, **how))[1]
+    )
+    model = network().to(memory_format=format)
     y = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes))
     y = (y[torch.randperm(len(y))] if shuffled else y).to(DEVICE)
-    x = torch.randn(len(y), 3, 8, 8, device=DEVICE)
+    x = torch.randn(len(y), 3, 8, 8, device=DEVICE).to(memory_format=format)
 
     def step(**options):
         model.zero_grad()
@@ -62,6 +67,8 @@ def test_directions_and_norms(sizes, shuffled, rows, ghost, monkeypatch):
         return made, {name: p.grad for name, p in model.named_parameters()}
 
     found, direction = step()
+    assert len(made_by_kernel) == (0 if rows else 2)
+    assert all(a.is_contiguous(memory_format=format) for a in made_by_kernel) or shuffled
     expected, reference = step(engine="joint")
     torch.testing.assert_close(found.norms, expected.norms, rtol=3e-3, atol=0)
     for name, value in reference.items():

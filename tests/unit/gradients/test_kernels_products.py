@@ -88,12 +88,13 @@ def test_convolutions(name, format, blocks):
     close(norms, wanted.square().sum(1))
 
 
+@pytest.mark.parametrize("format", [torch.contiguous_format, torch.channels_last])
 @pytest.mark.parametrize("programs", [1, 10_000])
 @pytest.mark.parametrize("sizes", [[4, 4], [7, 1, 0, 3], [1] * 3])
-def test_convolutions_of_many_rows(sizes, programs, monkeypatch):
+def test_convolutions_of_many_rows(sizes, programs, format, monkeypatch):
     monkeypatch.setattr(products, "_PROGRAMS", programs)
     small = {"kernel": (2, 2), "padding": (1, 1)}
-    a, b, wanted, settings = convolution(sizes, small, torch.contiguous_format, side=(3, 7))
+    a, b, wanted, settings = convolution(sizes, small, format, side=(3, 7))
     segments = kernels.Segments(sizes, DEVICE)
     for blocks in (ONE_TAP, ALL_TAPS):
         found = [
@@ -103,6 +104,19 @@ def test_convolutions_of_many_rows(sizes, programs, monkeypatch):
         close(found[0], wanted)
         close(found[1].view(len(sizes), 4, -1).mT.flatten(1), wanted)
     close(kernels.conv_products(a, b, segments, **settings, precision="ieee", norms=True), wanted.square().sum(1))
+
+
+@pytest.mark.parametrize("blocks", BLOCKS, ids=["chosen", "one tap", "all taps", "padded"])
+def test_input_and_output_gradient_may_lie_in_memory_each_in_its_way(blocks):
+    sizes = [2, 3]
+    a, b, wanted, settings = convolution(sizes, CONVOLUTIONS["stride"], torch.contiguous_format)
+    segments = kernels.Segments(sizes, DEVICE)
+    for pair in ((a, _last(b)), (_last(a), b)):
+        close(kernels.conv_products(*pair, segments, **settings, precision="ieee", blocks=blocks), wanted)
+
+
+def _last(values):
+    return values.contiguous(memory_format=torch.channels_last)
 
 
 def test_convolutions_keep_a_bad_class_to_itself():

@@ -179,6 +179,31 @@ def test_a_model_in_channels_last_memory():
     torch.testing.assert_close(flat_grad(model), unit_sum(gradients))
 
 
+@pytest.mark.parametrize("engine", ["fused", "joint", "split"])
+@pytest.mark.parametrize("options", [{"foreach": True}, {"fused": True}, {"fused": True, "momentum": 0.9}], ids=str)
+def test_optimizers_update_channels_last_weights_as_others(engine, options):
+    """A fused one goes by memory, whatever the shapes: a gradient that lies otherwise would be added elsewhere."""
+    _, y = batch()
+    x = torch.randn(8, 3, 4, 4, generator=torch.Generator().manual_seed(2))
+    found = []
+    for memory_format in (torch.contiguous_format, torch.channels_last):
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Tanh(), nn.Conv2d(8, 3, 1), nn.AvgPool2d(2), nn.Flatten())
+        model = model.to(memory_format=memory_format)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, **options)
+        with ClassGradients(model, engine=engine) as grads:
+            for _ in range(3):
+                optimizer.zero_grad()
+                grads.backward_through(
+                    lambda x, y, model=model: cross_entropy(model(x), y), x.to(memory_format=memory_format), y
+                )
+                assert all(p.grad.stride() == p.stride() for p in model.parameters())
+                optimizer.step()
+        found.append(torch.cat([p.detach().flatten() for p in model.parameters()]))
+    torch.testing.assert_close(*found)
+
+
 # torch itself looks at the gradients of intermediate results where a hook interrupts a compiled graph
 compiling = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 

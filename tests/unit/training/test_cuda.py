@@ -1,7 +1,6 @@
 """Runs on a CUDA device: the same bits, the same physics."""
 
 import dataclasses
-import warnings
 
 import numpy as np
 import pytest
@@ -169,10 +168,41 @@ def test_several_processes_share_a_gpu():
         assert found.differences(expected) == []
 
 
-@pytest.mark.parametrize("name", ["gd", "sgd", "pcngd"])
-def test_a_compiled_network_trains_alike(name):
-    chosen = spec(name, model="simple_cnn", steps=6, lr=0.01)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the compiler has many
-        found = train(dataclasses.replace(chosen, compile=True), data=images())
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize("name", ["gd", "sgd", "pcngd", "pcnsgd+o", "pcnsgd+r"])
+@pytest.mark.filterwarnings("ignore")  # the compiler has many
+def test_a_compiled_network_trains_alike_and_repeats(name, last):
+    chosen = spec(name, model="simple_cnn", steps=12, lr=0.01, channels_last=last)
+    fast = dataclasses.replace(chosen, compile=True)
+    found = train(fast, data=images())
     np.testing.assert_allclose(found.loss("train"), train(chosen, data=images()).loss("train"), rtol=1e-3)
+    assert train(fast, data=images()).differences(found) == []
+    assert uncaptured(fast, images()) == []
+
+
+@pytest.mark.parametrize("model", ["simple_cnn", "resnet18", "vgg16"])
+@pytest.mark.parametrize("precision", ["tf32", "bf16"])
+@pytest.mark.parametrize("name", ["pcnsgd+o", "pcnsgd+r"])
+def test_channels_last_trains_alike_and_repeats(name, precision, model):
+    chosen = spec(name, model=model, precision=precision, steps=5, lr=0.001, crop=2, channels_last=True)
+    found = train(chosen, data=images())
+    if model != "vgg16":  # dropout goes by the place in memory
+        usual = train(dataclasses.replace(chosen, channels_last=False), data=images())
+        np.testing.assert_allclose(found.loss("train"), usual.loss("train"), rtol=1e-2 if precision == "tf32" else 1e-1)
+    assert uncaptured(chosen, images()) == []
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_run_with_channels_last_survives_a_crash(compiled, tmp_path):
+    settings = {"model": "simple_cnn", "channels_last": True, "compile": compiled, "every": True}
+    chosen = spec("pcnsgd+o", optimizer_options={"momentum": 0.9}, **settings)
+    straight = train(chosen, data=images())
+
+    def die(progress):
+        if progress.step > 13 and progress.point is not None:
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        train(chosen, tmp_path, data=images(), checkpoint_seconds=0, report=die)
+    assert train(chosen, tmp_path, data=images(), resume=True).differences(straight) == []

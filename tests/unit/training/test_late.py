@@ -106,11 +106,6 @@ def test_chunks_on_a_cpu_are_those_asked_for_or_the_usual():
     assert resolve_chunk(3, never, torch.arange(9)) == 3
 
 
-def test_compiling_is_refused_where_class_gradients_are_read_off_the_layers():
-    with pytest.raises(ValueError, match="`compile` should be left out with 'pcnsgd'"):
-        Trainer(spec("pcnsgd", compile=True), DATA, CPU)
-
-
 def test_a_resumed_run_keeps_the_chunk_it_began_with():
     state = Trainer(spec("pcngd", chunk=7), DATA, CPU).state_dict()
     trainer = Trainer(spec("pcngd"), DATA, CPU)

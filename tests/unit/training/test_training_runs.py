@@ -249,7 +249,7 @@ def test_schedules_by_name_set_the_rate():
         ({"model": "simple_cnn", "model_options": {}}, "use mlp"),
         ({"device": "tpu"}, "`device` should be auto, cpu, cuda"),
         ({"device": "cuda:-5"}, "`device`"),
-        ({"crop": 2}, "crop and flip are for images"),
+        ({"crop": 2}, "crop, flip and channels_last are for images"),
     ],
 )
 def test_what_torch_or_the_data_refuse_is_one_line(changes, message):

@@ -195,7 +195,8 @@ class _Product:
         chunks = segments.cut(self.rows_per_example, self._chunk(segments, tiles, blocks.k))
         size = self.outer * self.channels * self.area
         direct = chunks.whole
-        first = taps_first or (blocks.taps and not direct)
+        # where channels are neighbours in memory, so they are in a tile, and what goes to the workspace is turned later
+        first = taps_first or (not direct and (blocks.taps or self.a_strides[1] == 1))
         if direct and norms:
             target = self.b.new_empty(len(segments), tiles)
         elif direct:

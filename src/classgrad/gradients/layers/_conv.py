@@ -57,14 +57,14 @@ class ConvTerm(ExamplesTerm):
         self.by_kernel = plain and self._suits_kernel() and kernel_is_cheaper(positions, layout)
 
     def _suits_kernel(self) -> bool:
-        """Whether the kernel takes this convolution: in two dimensions, channels first, in TF32."""
+        """Whether the kernel takes this convolution: in two dimensions, without gaps in memory, in TF32."""
         settings: Any = torch.backends.cudnn
         return (
             isinstance(self.module, nn.Conv2d)
             and kernels.available(self.b)
             and settings.conv.fp32_precision == "tf32"
-            and self.a.is_contiguous()
-            and self.b.is_contiguous()
+            and _dense(self.a)
+            and _dense(self.b)
         )
 
     def rows(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
@@ -141,6 +141,10 @@ class ConvTerm(ExamplesTerm):
             return weigh(weights, self._kept, finite)
         a, b, unit = weighted_examples(self.a, self.b, weights, self.layout, finite)
         return in_units(self._gradient(a, b), unit)
+
+
+def _dense(images: Tensor) -> bool:
+    return images.is_contiguous() or images.is_contiguous(memory_format=torch.channels_last)
 
 
 def conv_terms(call: Call, b: Tensor, layout: ClassLayout, memory: Memory, wanted: frozenset[str]) -> dict[str, Term]:
