@@ -21,6 +21,7 @@ VARIANTS: dict[str, dict[str, bool]] = {
     "bf16, channels last": {"bf16": True, "last": True},
     "tf32, compiled": {"compiled": True},
     "tf32, compiled, channels last": {"compiled": True, "last": True},
+    "bf16, compiled": {"bf16": True, "compiled": True},
     "bf16, compiled, channels last": {"bf16": True, "compiled": True, "last": True},
 }
 

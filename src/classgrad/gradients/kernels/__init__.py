@@ -54,6 +54,7 @@ __all__ = [
     "group_norm_backward",
     "group_norm_sums",
     "layer_norm_backward",
+    "lies_by_examples",
     "linear_products",
     "rms_norm_backward",
     "row_square_norms",
@@ -69,6 +70,11 @@ WIDEST = 8192
 def available(tensor: Tensor) -> bool:
     """Whether the kernels can take this tensor and are not switched off."""
     return tensor.is_cuda and tensor.dtype == torch.float32 and _usable(tensor.get_device())
+
+
+def lies_by_examples(values: Tensor) -> bool:
+    """Whether the elements of each example lie together without gaps: contiguous or channels-last."""
+    return values.is_contiguous() or (values.dim() == 4 and values.is_contiguous(memory_format=torch.channels_last))
 
 
 @cache

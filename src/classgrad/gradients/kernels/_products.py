@@ -14,12 +14,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 from torch.nn import functional as F
 
+from classgrad.gradients.kernels import lies_by_examples
 from classgrad.gradients.kernels._combination import sum_parts
 from classgrad.gradients.kernels._segments import (
     VARYING,
@@ -268,7 +268,7 @@ def conv_products(
     ``precision`` is "tf32" or "ieee". Gradients come as (O, C, kernel), or with ``taps_first`` as (kernel, O, C), which
     is written faster, has the same norms and may be combined as well, to be transposed when only one is left.
     """
-    b = b if _dense(b) else b.contiguous()
+    b = b if lies_by_examples(b) else b.contiguous()
     blocks = blocks or conv_blocks(a, b, segments, kernel)
     if blocks.pad and any(padding):
         a, padding = F.pad(a, (padding[1], padding[1], padding[0], padding[0])), (0, 0)
@@ -353,7 +353,3 @@ def _blocks(outer: int, channels: int, area: int, rows: int, total: int, taps: b
     while m * n > 32 * 64 and triton.cdiv(outer, m) * triton.cdiv(columns, n) * (area if taps else 1) * slots < _BUSY:
         m, n = (m // 2, n) if m > n else (m, n // 2)
     return Blocks(m, n, k, taps, warps=8 if m * n >= 128 * 128 else 4, stages=1 if few else 3)
-
-
-def _dense(b: Tensor) -> bool:
-    return b.is_contiguous() or b.is_contiguous(memory_format=torch.channels_last)

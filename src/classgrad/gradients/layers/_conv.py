@@ -63,8 +63,8 @@ class ConvTerm(ExamplesTerm):
             isinstance(self.module, nn.Conv2d)
             and kernels.available(self.b)
             and settings.conv.fp32_precision == "tf32"
-            and _dense(self.a)
-            and _dense(self.b)
+            and kernels.lies_by_examples(self.a)
+            and kernels.lies_by_examples(self.b)
         )
 
     def rows(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
@@ -141,10 +141,6 @@ class ConvTerm(ExamplesTerm):
             return weigh(weights, self._kept, finite)
         a, b, unit = weighted_examples(self.a, self.b, weights, self.layout, finite)
         return in_units(self._gradient(a, b), unit)
-
-
-def _dense(images: Tensor) -> bool:
-    return images.is_contiguous() or images.is_contiguous(memory_format=torch.channels_last)
 
 
 def conv_terms(call: Call, b: Tensor, layout: ClassLayout, memory: Memory, wanted: frozenset[str]) -> dict[str, Term]:

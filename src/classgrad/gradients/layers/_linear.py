@@ -175,7 +175,7 @@ def weighted_examples(
         unit = weights.abs().max().clamp_min(torch.finfo(weights.dtype).tiny)
         weights = weights / unit
     factors = weights.to(b.dtype)[layout.index]
-    if not finite and all(kernels.available(v) and _lies_by_examples(v) for v in (a, b)):
+    if not finite and all(kernels.available(v) and kernels.lies_by_examples(v) for v in (a, b)):
         return kernels.weigh_rows(a, factors, scaled=False), kernels.weigh_rows(b, factors, scaled=True), unit
     if not finite:
         a, b = (v.where(_over(factors != 0, v), v.new_zeros(())) for v in (a, b))
@@ -185,12 +185,6 @@ def weighted_examples(
 def in_units(gradient: Tensor, unit: Tensor | None) -> Tensor:
     """Return what was made with weights in units of ``unit``."""
     return gradient if unit is None else promote(gradient) * unit
-
-
-def _lies_by_examples(values: Tensor) -> bool:
-    """Whether the elements of an example lie together, in whatever order."""
-    last = values.dim() == 4 and values.is_contiguous(memory_format=torch.channels_last)
-    return last or values.is_contiguous()
 
 
 def _over(factors: Tensor, values: Tensor) -> Tensor:
