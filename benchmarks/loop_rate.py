@@ -224,6 +224,7 @@ def part_runs(place: Place, precisions: Sequence[str], only: str) -> list[dict[s
                     "steps": made,
                     "seconds": seconds,
                     "ms per step": 1e3 * float(np.nanmedian(run["seconds_per_step"][-3:])),
+                    "busy ms per step": 1e3 * run.meta.get("seconds_busy", float("nan")) / made,
                     "updates of a whole run s": steps * float(np.nanmedian(run["seconds_per_step"][-3:])),
                     "limit s": limit,
                     "busy": _busy(run),
