@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-_BLOCK = 2**16
+_BLOCK = 2**15
 """Columns of the first block that holds more than one parameter; later ones hold as much as all before them."""
 
 _ALIGNMENT = 8
@@ -53,6 +53,10 @@ class Sheet:
         self._left -= size
         self._placed += size
         return block.rows[:, start : block.used].view(self._classes, *shape), block, start
+
+    def skip(self, shape: torch.Size) -> None:
+        """Note that a parameter's class gradients will not come: no room need be held for them."""
+        self._left -= shape.numel()
 
     def _start(self, block: Block) -> int:
         step = _ALIGNMENT if block.rows.is_cuda else 1

@@ -115,6 +115,7 @@ class Term(ABC):
         It stays as it is where they are better not made, or memory does not allow for it.
         """
         if self.without(gram) or not self.memory.take(self.classes * self.bytes_per_class):
+            sheet.skip(self.shape)
             return self
         out, block, column = sheet.place(self.shape, promote(like))
         self.fill(out)
@@ -173,7 +174,10 @@ class Dense(Term):
 
     def settle(self, sheet: Sheet, like: Tensor, gram: bool) -> Term:
         """Stay where it is if large."""
-        return self if self.held.numel() >= LARGE else super().settle(sheet, like, gram)
+        if self.held.numel() < LARGE:
+            return super().settle(sheet, like, gram)
+        sheet.skip(self.shape)
+        return self
 
     def dense(self, start: int, stop: int) -> Tensor:
         """Return a view."""
@@ -214,7 +218,10 @@ class Sums(Term):
 
     def settle(self, sheet: Sheet, like: Tensor, gram: bool) -> Term:
         """Leave small ones to be summed all at once; they are when a step is made."""
-        return self if self.shape.numel() <= SMALL else super().settle(sheet, like, gram)
+        if self.shape.numel() > SMALL:
+            return super().settle(sheet, like, gram)
+        sheet.skip(self.shape)
+        return self
 
     def dense(self, start: int, stop: int) -> Tensor:
         """Return the sums by class."""
