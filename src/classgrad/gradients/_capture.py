@@ -36,8 +36,12 @@ class Capture:
         """Make the hooks that copies and pickles of a model carry along do nothing."""
         return _closed, ()
 
-    @_disable_dynamo  # torch.compiler.disable, but it loads the compiler at the first call rather than here
     def _hook(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Tensor | None:
+        if torch.compiler.is_dynamo_compiling():
+            return self._untraced(module, args, kwargs, output)
+        return self._tapped(module, args, kwargs, output)
+
+    def _tapped(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Tensor | None:
         if self.closed:
             self.close()
         if self.closed or self.resting or not isinstance(output, Tensor) or not output.requires_grad:
@@ -47,6 +51,10 @@ class Capture:
         tapped = tap(Call(module, args, kwargs, output), output)
         self._nodes[next(self._count)] = tapped.grad_fn
         return tapped
+
+    # torch.compiler.disable, but it loads the compiler when it is called rather than here. A compiled model calls it
+    # between its parts; elsewhere it would take longer than the hook.
+    _untraced = _disable_dynamo(_tapped)
 
     @property
     def holding(self) -> bool:

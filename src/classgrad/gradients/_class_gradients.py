@@ -28,7 +28,7 @@ from classgrad.gradients._combine import (
 from classgrad.gradients._engines import Engine, Engines, Plan
 from classgrad.gradients._graph import NO_GRAPH, Graph, read_graph
 from classgrad.gradients._joint import class_passes, gradients_of, joint_terms
-from classgrad.gradients._layout import ClassLayout, class_layout, declared_classes
+from classgrad.gradients._layout import ClassLayout, Layouts, declared_classes
 from classgrad.gradients._lazy import lazy_norms
 from classgrad.gradients._parameters import own_parameters
 from classgrad.gradients._plain import weighted_backward
@@ -96,6 +96,7 @@ class ClassGradients:
         self.rule = rule or Normalize()
         self.engine = engine
         self.classes = declared_classes(classes)
+        self._layouts = Layouts(self.classes)
         self._wishes = Wishes(norms, gram, on_missing, on_nonfinite)
         self._max_memory = max_memory
         self._engines = Engines(model, engine, max_memory, mixing)
@@ -301,7 +302,7 @@ class ClassGradients:
         if self.engine != "split" and chunk is None:
             return self._through(loss_fn, x, y, scaler)
         y = check_labels(y, examples_of(x), y.device if isinstance(y, Tensor) else torch.device("cpu"))
-        layout = class_layout(y, self.classes)
+        layout = self._layouts(y)
         if not layout.examples and self._group is None:
             return self._nothing(torch.zeros(0, device=y.device), layout)
         streams = self.rule.separable and not self._wishes.gram and self._group is None
@@ -373,7 +374,7 @@ class ClassGradients:
         if isinstance(y, ClassLayout):  # laid out already
             check_losses(losses)
             return y
-        return class_layout(self._check(losses, y), self.classes)
+        return self._layouts(self._check(losses, y))
 
     def _check(self, losses: Tensor, y: Tensor) -> Tensor:
         if self._engines.closed:
@@ -384,7 +385,7 @@ class ClassGradients:
     def _through(self, loss_fn: LossFunction, x: Any, y: Tensor, scaler: GradScaler | None) -> Step:
         if self._group is not None or not isinstance(y, Tensor):
             return self.backward(loss_fn(x, y), y, scaler=scaler)
-        layout = class_layout(check_labels(y, len(y), y.device), self.classes)
+        layout = self._layouts(check_labels(y, len(y), y.device))
         if layout.order is not None and self._engines.fused and holds(x, layout.examples):
             x, y = select(x, layout.order), layout.group(y)
             layout = layout.grouped()

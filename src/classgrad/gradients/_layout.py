@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from functools import cached_property
 from itertools import accumulate
-from typing import cast
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from classgrad._errors import InputError
 from classgrad.gradients import kernels
+
+Labels = npt.NDArray[np.int64]
+
+_KEPT, _KEPT_ELEMENTS = 8, 2**20
+"""Layouts that are kept, and the largest of them: the matrix that sums a batch by class has an element for each pair."""
 
 
 class ClassLayout:
@@ -24,13 +30,25 @@ class ClassLayout:
     """
 
     def __init__(self, classes: Tensor, index: Tensor) -> None:
-        self.classes = classes
-        self.index = index
-        self.counts = torch.bincount(index, minlength=len(classes))
-        # One transfer for both: each is a wait for the device.
-        self.labels, self.sizes = cast("list[list[int]]", torch.stack((classes, self.counts)).tolist())
-        self.examples = sum(self.sizes)
-        self.order = None if _ascending(index) else index.argsort(stable=True)
+        self._lay_out(classes.cpu().numpy(), index.cpu().numpy(), index.device)
+
+    def _lay_out(self, classes: Labels, index: Labels, device: torch.device) -> None:
+        """Work everything out on the host, where it takes microseconds, and send it to the device in one piece."""
+        counts = np.bincount(index, minlength=len(classes))
+        self.labels: list[int] = classes.tolist()
+        self.sizes: list[int] = counts.tolist()
+        self.examples = len(index)
+        parts = [classes, counts, index]
+        if (index[1:] < index[:-1]).any():
+            parts.append(index.argsort(kind="stable"))
+        if device.type == "cpu":
+            sent = [torch.from_numpy(part) for part in parts]
+        else:
+            # Without waiting: what is not pinned has been read by the time the call returns.
+            packed = torch.from_numpy(np.concatenate(parts)).to(device, non_blocking=True)
+            sent = list(packed.split([len(part) for part in parts]))
+        self.classes, self.counts, self.index = sent[:3]
+        self.order = sent[3] if len(sent) > 3 else None
 
     def __len__(self) -> int:
         return len(self.sizes)
@@ -77,6 +95,10 @@ class ClassLayout:
 
     def grouped(self) -> ClassLayout:
         """Return the layout of the same batch in class order."""
+        return self._grouped
+
+    @cached_property
+    def _grouped(self) -> ClassLayout:
         out = copy.copy(self)
         out.__dict__ = {**vars(self), "index": self.group(self.index), "order": None}
         for made in ("_members", "grouped_index", "singles"):
@@ -120,24 +142,54 @@ def one_class(label: int, count: int, device: torch.device) -> ClassLayout:
     return layout
 
 
-def _ascending(index: Tensor) -> bool:
-    return len(index) < 2 or bool((index[1:] >= index[:-1]).all())
-
-
 def class_layout(y: Tensor, classes: Tensor | None) -> ClassLayout:
-    """Lay out the labels ``y``, over the declared ``classes`` (ascending) or over those present."""
+    """Lay out the labels ``y``, over the declared ``classes`` (ascending) or over those present.
+
+    The one wait for a device that holds the labels is their transfer to the host.
+    """
+    return _class_layout(y.cpu().numpy(), None if classes is None else classes.cpu().numpy(), y.device)
+
+
+def _class_layout(y: Labels, classes: Labels | None, device: torch.device) -> ClassLayout:
     if classes is None:
-        present, index = y.unique(return_inverse=True)  # type: ignore[no-untyped-call]
-        return ClassLayout(present, index)
-    classes = classes.to(y.device)
-    index = torch.searchsorted(classes, y).clamp_max(len(classes) - 1)
-    unknown = classes[index] != y
-    if bool(unknown.any()):
-        raise InputError(
-            f"Parameter `y` should hold only the declared classes {_short(classes.tolist())}. "
-            f"Found {_short(sorted(set(y[unknown].tolist())))}."
-        )
-    return ClassLayout(classes, index)
+        classes, index = np.unique(y, return_inverse=True)
+    else:
+        index = np.searchsorted(classes, y).clip(max=len(classes) - 1)
+        unknown = classes[index] != y
+        if unknown.any():
+            raise InputError(
+                f"Parameter `y` should hold only the declared classes {_short(classes.tolist())}. "
+                f"Found {_short(np.unique(y[unknown]).tolist())}."
+            )
+    layout = ClassLayout.__new__(ClassLayout)
+    layout._lay_out(classes, index, device)
+    return layout
+
+
+class Layouts:
+    """The layouts of labels over the same declared classes; those of the latest batches are known again.
+
+    Samplers often make batches alike, and what is derived from a layout when first needed then is there already.
+    """
+
+    def __init__(self, classes: Tensor | None) -> None:
+        self._classes = None if classes is None else classes.cpu().numpy()
+        self._known: dict[Hashable, ClassLayout] = {}
+
+    def __call__(self, y: Tensor) -> ClassLayout:
+        """Lay out the labels ``y``."""
+        host = y.cpu().numpy()
+        # What was sent on one stream must not be read on another that did not wait for it.
+        stream = torch.cuda.current_stream(y.device) if y.is_cuda else None
+        key = (host.tobytes(), y.device, stream)
+        layout = self._known.get(key)
+        if layout is None:
+            layout = _class_layout(host, self._classes, y.device)
+            if len(layout) * layout.examples <= _KEPT_ELEMENTS:
+                if len(self._known) >= _KEPT:
+                    del self._known[next(iter(self._known))]
+                self._known[key] = layout
+        return layout
 
 
 def declared_classes(classes: int | Sequence[int] | Tensor | None) -> Tensor | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -42,13 +42,14 @@ class Call:
         self.parameters = {name: p for name, p in module._parameters.items() if p is not None and p.requires_grad}
         self.inputs = args
         self.kwargs = kwargs
-        self.versions = [v._version for v in self._tensors()]
+        self.versions = self._versions()
         self.shape = output.shape
         self.saved = _saved_statistics(output) if isinstance(module, (nn.GroupNorm, nn.LayerNorm)) else None
         self.sink: Sink | None = None
 
-    def _tensors(self) -> Iterable[Tensor]:
-        return (v for v in (*self.inputs, *self.kwargs.values()) if isinstance(v, Tensor))
+    def _versions(self) -> list[int]:
+        values = (*self.inputs, *self.kwargs.values()) if self.kwargs else self.inputs
+        return [v._version for v in values if isinstance(v, Tensor)]
 
     def argument(self, position: int, name: str, default: Any = None) -> Any:
         """Return an argument of the layer's forward, however it was passed."""
@@ -67,7 +68,7 @@ class Call:
 
     def modified(self) -> bool:
         """Whether an input was changed in place since, so that the layer's gradient can no longer be had from it."""
-        return self.versions != [v._version for v in self._tensors()]
+        return self.versions != self._versions()
 
 
 def _saved_statistics(output: Tensor) -> tuple[Tensor, Tensor] | None:
