@@ -74,7 +74,7 @@ def combine(
     squares = sums if gram is None else sums.diagonal(dim1=1, dim2=2)
     norms = squares.clamp_min(0).sqrt()
     total = norms[0] if len(norms) == 1 else squares.sum(0).clamp_min(0).sqrt()
-    finite = (losses * 0 + total * 0) == 0  # both are
+    finite = losses * 0 == total * 0  # both are, else one of them is NaN times 0
     usable = finite if all(layout.sizes) else (layout.counts > 0) & finite
     projections = _projections(terms, reference, layout, total, factor) if "projections" in rule.needs else None
     each_scope = [
@@ -173,4 +173,4 @@ def _weights(
     projections: Tensor | None = None,
 ) -> Tensor:
     weights = rule(ClassStatistics(layout.classes, active, norms, gram, projections))
-    return weights.where(active & weights.isfinite(), weights.new_zeros(()))
+    return weights.nan_to_num(0.0, 0.0, 0.0) * active

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from classgrad.gradients._sheet import dense_strides
 from classgrad.gradients._terms import SMALL, Dense, Sums, Term, rows
 
 
@@ -23,7 +24,8 @@ class Pack:
         if len(self.columns) == 1 and direction.shape == next(iter(self.columns)).shape:
             return dict.fromkeys(self.columns, direction)
         flat = direction.reshape(-1)
-        return {p: flat[column : column + p.numel()].view(p.shape) for p, column in self.columns.items()}
+        start = flat.storage_offset()
+        return {p: flat.as_strided(p.shape, dense_strides(p.shape), start + i) for p, i in self.columns.items()}
 
 
 def pack(terms: Mapping[nn.Parameter, Term]) -> list[Pack]:
@@ -31,10 +33,11 @@ def pack(terms: Mapping[nn.Parameter, Term]) -> list[Pack]:
     packs: dict[object, Pack] = {}
     small: dict[object, dict[nn.Parameter, Dense | Sums]] = {}
     for p, term in terms.items():
-        block = term.block if isinstance(term, Dense) else None
-        if block is not None:
-            column = {p: term.column}  # type: ignore[attr-defined]
-            packs.setdefault(id(block), Pack(Dense(block.filled, term.memory), {})).columns.update(column)
+        if isinstance(term, Dense) and term.block is not None:
+            found = packs.get(id(term.block))
+            if found is None:
+                found = packs[id(term.block)] = Pack(Dense(term.block.filled, term.memory), {})
+            found.columns[p] = term.column
         elif isinstance(term, (Dense, Sums)):
             alike = (type(term), term.held.dtype, term.held.device)
             small.setdefault(alike if term.shape.numel() <= SMALL else p, {})[p] = term

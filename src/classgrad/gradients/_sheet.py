@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
+from itertools import accumulate
+from operator import mul
 
 import torch
 from torch import Tensor
@@ -52,8 +55,20 @@ class Sheet:
         block.used = start + size
         self._left -= size
         self._placed += size
-        return block.rows[:, start : block.used].view(self._classes, *shape), block, start
+        columns = block.rows.shape[1]
+        out = block.rows.as_strided((self._classes, *shape), (columns, *dense_strides(shape)), start)
+        return out, block, start
 
     def _start(self, block: Block) -> int:
         step = _ALIGNMENT if block.rows.is_cuda else 1
         return -(-block.used // step) * step
+
+
+@lru_cache
+def dense_strides(shape: torch.Size) -> tuple[int, ...]:
+    """Return the steps of the dimensions of a contiguous tensor.
+
+    >>> dense_strides(torch.Size((4, 3, 2)))
+    (6, 2, 1)
+    """
+    return tuple(accumulate(reversed(shape[1:]), mul, initial=1))[::-1] if shape else ()

@@ -17,21 +17,33 @@ SMALL = 2**14
 """Elements up to which gradients are put side by side: copying them costs less than an operation of their own."""
 
 
+_VIEWS = 256
+"""Shapes under which a place to work in is remembered."""
+
+
 class Scratch:
     """Places to work in, kept from step to step: a CPU takes longer to hand out fresh memory than to fill it."""
 
     def __init__(self) -> None:
         self._places: dict[object, Tensor] = {}
+        self._views: dict[object, dict[tuple[int, ...], Tensor]] = {}
 
-    def place(self, use: str, shape: Sequence[int], like: Tensor) -> Tensor:
+    def place(self, use: str, shape: tuple[int, ...], like: Tensor) -> Tensor:
         """Return an unfilled tensor that is good until the same use asks again."""
         if like.device.type != "cpu":
             return like.new_empty(shape)
         key = (use, like.dtype)
-        size = math.prod(shape)
-        if key not in self._places or self._places[key].shape[0] < size:
-            self._places[key] = like.new_empty(size)
-        return self._places[key][:size].view(*shape)
+        views = self._views.setdefault(key, {})
+        view = views.get(shape)
+        if view is None:
+            size = math.prod(shape)
+            if key not in self._places or self._places[key].shape[0] < size:
+                self._places[key] = like.new_empty(size)
+                views.clear()
+            if len(views) >= _VIEWS:
+                views.clear()
+            view = views[shape] = self._places[key][:size].view(shape)
+        return view
 
     def gathered(self, use: str, values: Tensor, order: Tensor) -> Tensor:
         """Return the examples (first dimension) at the positions ``order``, good until the same use asks again."""
@@ -119,7 +131,7 @@ class Term(ABC):
 
     def square_norms(self) -> Tensor:
         """Return ‖g_l‖² for each class, in float64 where the gradients are."""
-        return torch.cat([_square_norms(rows(part)) for _, part in self._chunks()])
+        return _cat([_square_norms(rows(part)) for _, part in self._chunks()])
 
     def gram(self) -> Tensor:
         """Return ⟨g_i, g_j⟩ for all pairs of classes."""
@@ -147,6 +159,10 @@ class Term(ABC):
         size = max(1, self.memory.left // max(1, 2 * self.bytes_per_class))
         for start in range(0, self.classes, size):
             yield start, self.dense(start, min(start + size, self.classes))
+
+
+def _cat(parts: list[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 def promote(values: Tensor) -> Tensor:

@@ -123,8 +123,8 @@ class ConvTerm(ExamplesTerm):
             fill_unequal(*self.rows(start, stop), self.layout, out)
         elif self.by_rows:
             for i, j in self.parts(start, stop):
-                part = out[i - start : j - start].flatten(2) if j > i else out[:0]
-                class_products(*self.rows(i, j), self.layout.sizes[i:j], part)
+                part = out if j - i == len(out) else out[i - start : j - start]
+                class_products(*self.rows(i, j), self.layout.sizes[i:j], part.flatten(2) if j > i else part)
         else:
             self._one_by_one(out, start, stop)
 
