@@ -18,7 +18,7 @@ from classgrad.gradients import kernels
 Labels = npt.NDArray[np.int64]
 
 _KEPT, _KEPT_ELEMENTS = 8, 2**20
-"""Layouts that are kept, and the largest of them: the matrix that sums a batch by class has an element for each pair."""
+"""Layouts that are kept, and how large they may be: the matrix that sums a batch by class is classes times examples."""
 
 
 class ClassLayout:

@@ -5,12 +5,13 @@
 from __future__ import annotations
 
 import torch
-import triton
 import triton.language as tl
 from torch import Tensor
 
+from classgrad.gradients.kernels._launch import cdiv, launched, next_power_of_2
 
-@triton.jit
+
+@launched
 def _weighted_sum(kept, weights, out, classes, width, row_stride, unit, CLASSES: tl.constexpr, WIDTH: tl.constexpr):
     column = tl.program_id(0).to(tl.int64) * WIDTH + tl.arange(0, WIDTH)
     inside = column < width
@@ -28,7 +29,7 @@ def _weighted_sum(kept, weights, out, classes, width, row_stride, unit, CLASSES:
     tl.store(out + column, total, mask=inside)
 
 
-@triton.jit
+@launched
 def _square_sums(kept, parts, width, row_stride, blocks, WIDTH: tl.constexpr, REPEATS: tl.constexpr):
     owner = tl.program_id(1)
     block = tl.program_id(0)
@@ -41,7 +42,7 @@ def _square_sums(kept, parts, width, row_stride, blocks, WIDTH: tl.constexpr, RE
     tl.store(parts + owner * blocks + block, tl.sum(total, 0))
 
 
-@triton.jit
+@launched
 def _sum_parts(parts, out, blocks, BLOCKS: tl.constexpr):
     owner = tl.program_id(0)
     total = tl.zeros((BLOCKS,), tl.float64)
@@ -55,10 +56,10 @@ def weighted_sum(kept: Tensor, weights: Tensor, out: Tensor | None = None) -> Te
     """Return Σ_l w_l kept_l (P) over the classes of a weight other than 0; rows may be further apart than P."""
     classes, width = kept.shape
     out = kept.new_empty(width) if out is None else out
-    group = min(8, triton.next_power_of_2(max(1, classes)))
+    group = min(8, next_power_of_2(max(1, classes)))
     block = 512 if group > 4 else 1024
     if width:
-        _weighted_sum[(triton.cdiv(width, block),)](
+        _weighted_sum[(cdiv(width, block),)](
             kept,
             weights,
             out,
@@ -77,7 +78,7 @@ def row_square_norms(kept: Tensor) -> Tensor:
     """Return ‖kept_l‖² of the rows (L, P), summed in single precision within blocks and in double over them."""
     classes, width = kept.shape
     block, repeats = 2048, 4
-    blocks = triton.cdiv(width, block * repeats)
+    blocks = cdiv(width, block * repeats)
     parts = torch.empty(classes, max(1, blocks), device=kept.device)
     if not kept.numel():
         return kept.new_zeros(classes)
@@ -92,6 +93,6 @@ def sum_parts(parts: Tensor) -> Tensor:
     classes, blocks = parts.shape
     out = parts.new_empty(classes)
     _sum_parts[(classes,)](
-        parts, out, blocks, BLOCKS=min(1024, triton.next_power_of_2(blocks)), num_warps=4 if blocks > 64 else 1
+        parts, out, blocks, BLOCKS=min(1024, next_power_of_2(blocks)), num_warps=4 if blocks > 64 else 1
     )
     return out
