@@ -13,6 +13,9 @@ from torch import Tensor
 _BLOCK = 2**16
 """Columns of the first block that holds more than one parameter; later ones hold as much as all before them."""
 
+_GPU_BLOCK = 2**24
+"""Elements of the first block on a GPU if that is more: each takes launches of its own, and memory there is at hand."""
+
 _ALIGNMENT = 8
 """Elements to whose multiples a parameter starts on a GPU: matrix products are slow elsewhere."""
 
@@ -46,7 +49,8 @@ class Sheet:
         block = self._open.get(key)
         start = 0 if block is None else self._start(block)
         if block is None or start + size > block.rows.shape[1]:
-            columns = max(size, min(self._left, max(_BLOCK, self._placed)))
+            least = max(_BLOCK, _GPU_BLOCK // self._classes) if like.is_cuda else _BLOCK
+            columns = max(size, min(self._left, max(least, self._placed)))
             block = Block(like.new_empty(self._classes, columns))
             self._open[key] = block
             start = 0

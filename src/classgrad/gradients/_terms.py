@@ -172,7 +172,8 @@ def promote(values: Tensor) -> Tensor:
 
 def rows(values: Tensor) -> Tensor:
     """Return (L, ...) as an (L, elements) matrix in at least single precision."""
-    return promote(values).reshape(values.shape[0], -1)
+    values = promote(values)
+    return values if values.dim() == 2 else values.reshape(values.shape[0], -1)
 
 
 class Dense(Term):
