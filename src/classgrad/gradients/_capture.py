@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import weakref
 from collections.abc import Callable, Container, Iterable
 from typing import Any
@@ -16,6 +15,9 @@ from torch.utils.hooks import RemovableHandle
 from classgrad._errors import InputError
 from classgrad.gradients._taps import Call, tap
 
+_ROOM = 256
+"""Calls that are noted before those of graphs that are gone are looked for."""
+
 
 class Capture:
     """The calls of a model's layers that are part of a live graph."""
@@ -23,8 +25,8 @@ class Capture:
     def __init__(self, modules: Iterable[nn.Module] = (), wanted: Callable[[nn.Module], bool] = bool) -> None:
         self.closed = False
         self.resting = False
-        self._nodes: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
-        self._count = itertools.count()
+        self._references: list[weakref.ref[Any]] = []
+        self._room = _ROOM
         # First in line: what other hooks make of the layer's output comes after it.
         self._handles: list[RemovableHandle] = [
             module.register_forward_hook(self._hook, prepend=True, with_kwargs=True)
@@ -39,9 +41,6 @@ class Capture:
     def _hook(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Tensor | None:
         if torch.compiler.is_dynamo_compiling():
             return self._untraced(module, args, kwargs, output)
-        return self._tapped(module, args, kwargs, output)
-
-    def _tapped(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Tensor | None:
         if self.closed:
             self.close()
         if self.closed or self.resting or not isinstance(output, Tensor) or not output.requires_grad:
@@ -49,29 +48,41 @@ class Capture:
         if torch._C._current_graph_task_id() != -1:  # gradient checkpointing runs the layer again
             return None
         tapped = tap(Call(module, args, kwargs, output), output)
-        self._nodes[next(self._count)] = tapped.grad_fn
+        self._references.append(weakref.ref(tapped.grad_fn))
+        if len(self._references) > self._room:  # forwards that nobody made a step of
+            self._room = max(_ROOM, 2 * len(self._nodes))
         return tapped
 
-    # torch.compiler.disable, but it loads the compiler when it is called rather than here. A compiled model calls it
-    # between its parts; elsewhere it would take longer than the hook.
-    _untraced = _disable_dynamo(_tapped)
+    @_disable_dynamo  # torch.compiler.disable, but it loads the compiler at the first call rather than here
+    def _untraced(self, *called: Any) -> Tensor | None:
+        """Do the hook's work between the parts of a compiled model; elsewhere the wrapper would cost more than it."""
+        return self._hook(*called)
+
+    @property
+    def _nodes(self) -> list[Any]:
+        """The nodes of live graphs, in the order of the forward passes."""
+        live = [(reference, node) for reference in self._references if (node := reference()) is not None]
+        self._references = [reference for reference, _ in live]
+        return [node for _, node in live]
 
     @property
     def holding(self) -> bool:
         """Whether there are calls of any live graph."""
-        return len(self._nodes) > 0
+        return any(reference() is not None for reference in self._references)
 
     def calls(self, graph: Container[Any]) -> list[tuple[GradientEdge, Call]]:
         """Return the calls that are part of a graph, in the order of the forward pass."""
-        nodes = [node for _, node in sorted(self._nodes.items()) if node in graph and node.call is not None]
-        return [(GradientEdge(node, 0), node.call) for node in nodes]
+        return [(GradientEdge(node, 0), node.call) for node in self._nodes if node in graph and node.call is not None]
 
     def release(self, graph: Container[Any]) -> None:
         """Let go of the calls of a graph, as autograd lets go of what it saved: the losses may live on for long."""
-        for key, node in list(self._nodes.items()):
+        others = []
+        for node in self._nodes:
             if node in graph:
                 node.call = None
-                del self._nodes[key]
+            else:
+                others.append(weakref.ref(node))
+        self._references = others
 
     def abandon(self) -> None:
         """Do nothing from now on; safe at any moment, where removing a hook could disturb the loop that calls it."""
@@ -83,7 +94,7 @@ class Capture:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
-        self._nodes.clear()
+        self._references.clear()
 
 
 def _closed() -> Capture:

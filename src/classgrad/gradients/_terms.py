@@ -47,6 +47,8 @@ class Scratch:
 
     def gathered(self, use: str, values: Tensor, order: Tensor) -> Tensor:
         """Return the examples (first dimension) at the positions ``order``, good until the same use asks again."""
+        if values.device.type != "cpu":
+            return values.index_select(0, order)
         place = self.place(use, (order.shape[0], *values.shape[1:]), values)
         return torch.index_select(values, 0, order, out=place)
 

@@ -46,9 +46,10 @@ class ConvTerm(ExamplesTerm):
     def __init__(
         self, module: _ConvNd, a: Tensor, b: Tensor, padding: tuple[int, ...], layout: ClassLayout, memory: Memory
     ) -> None:
-        inner, outer = module.weight.shape[1:].numel(), module.weight.shape[0]
+        shape = module.weight.shape
+        inner, outer = shape[1:].numel(), shape[0]
         positions = (a if module.transposed else b).shape[2:].numel()
-        super().__init__(a, b, layout, module.weight.shape, memory, positions * inner * a.element_size())
+        super().__init__(a, b, layout, shape, memory, positions * inner * a.element_size())
         self.module = module
         self.padding = padding
         plain = module.groups == 1
