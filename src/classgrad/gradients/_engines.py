@@ -142,7 +142,7 @@ class Engines:
         warnings.warn(
             f"{finding}, so class gradients take one backward pass per class ({classes} instead of 1); "
             "classgrad.models.to_group_norm(model) replaces batch by group normalization.",
-            stacklevel=5,
+            stacklevel=6,
         )
 
 

@@ -46,7 +46,7 @@ class ClassLayout:
         else:
             # Without waiting: what is not pinned has been read by the time the call returns.
             packed = torch.from_numpy(np.concatenate(parts)).to(device, non_blocking=True)
-            sent = list(packed.split([len(part) for part in parts]))
+            sent = list(torch.split(packed, [len(part) for part in parts]))
         self.classes, self.counts, self.index = sent[:3]
         self.order = sent[3] if len(sent) > 3 else None
 
