@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -13,7 +13,7 @@ from torch.autograd.graph import GradientEdge
 from torch.utils.hooks import RemovableHandle
 
 from classgrad._errors import InputError
-from classgrad.gradients._taps import Call, tap
+from classgrad.gradients._taps import Call, call_of, let_go, tap
 
 _ROOM = 256
 """Calls that are noted before those of graphs that are gone are looked for."""
@@ -25,7 +25,7 @@ class Capture:
     def __init__(self, modules: Iterable[nn.Module] = (), wanted: Callable[[nn.Module], bool] = bool) -> None:
         self.closed = False
         self.resting = False
-        self._references: list[weakref.ref[Any]] = []
+        self._references: list[weakref.ref[Call]] = []
         self._room = _ROOM
         # First in line: what other hooks make of the layer's output comes after it.
         self._handles: list[RemovableHandle] = [
@@ -47,11 +47,11 @@ class Capture:
             return None
         if torch._C._current_graph_task_id() != -1:  # gradient checkpointing runs the layer again
             return None
-        tapped = tap(Call(module, args, kwargs, output), output)
-        self._references.append(weakref.ref(tapped.grad_fn))
+        call = Call(module, args, kwargs, output)
+        self._references.append(weakref.ref(call))
         if len(self._references) > self._room:  # forwards that nobody made a step of
             self._room = max(_ROOM, 2 * len(self._nodes))
-        return tapped
+        return tap(self, call, output)
 
     @_disable_dynamo  # torch.compiler.disable, but it loads the compiler at the first call rather than here
     def _untraced(self, *called: Any) -> Tensor | None:
@@ -59,30 +59,28 @@ class Capture:
         return self._hook(*called)
 
     @property
-    def _nodes(self) -> list[Any]:
-        """The nodes of live graphs, in the order of the forward passes."""
-        live = [(reference, node) for reference in self._references if (node := reference()) is not None]
+    def _nodes(self) -> list[Call]:
+        """The calls that nodes of live graphs hold, in the order of the forward passes."""
+        live = [(reference, call) for reference in self._references if (call := reference()) is not None]
         self._references = [reference for reference, _ in live]
-        return [node for _, node in live]
+        return [call for _, call in live]
 
     @property
     def holding(self) -> bool:
         """Whether there are calls of any live graph."""
         return any(reference() is not None for reference in self._references)
 
-    def calls(self, graph: Container[Any]) -> list[tuple[GradientEdge, Call]]:
-        """Return the calls that are part of a graph, in the order of the forward pass."""
-        return [(GradientEdge(node, 0), node.call) for node in self._nodes if node in graph and node.call is not None]
+    def calls(self, marked: Iterable[Any]) -> list[tuple[GradientEdge, Call]]:
+        """Return the calls that are part of a graph, given its marked nodes, in the order of the forward pass."""
+        nodes = {call: node for node in marked if (call := call_of(self, node)) is not None}
+        return [(GradientEdge(nodes[call], 0), call) for call in self._nodes if call in nodes]
 
-    def release(self, graph: Container[Any]) -> None:
+    def release(self, marked: Iterable[Any]) -> None:
         """Let go of the calls of a graph, as autograd lets go of what it saved: the losses may live on for long."""
-        others = []
-        for node in self._nodes:
-            if node in graph:
-                node.call = None
-            else:
-                others.append(weakref.ref(node))
-        self._references = others
+        own = set(self._nodes)
+        for node in marked:
+            if call_of(self, node) in own:
+                let_go(self, node)
 
     def abandon(self) -> None:
         """Do nothing from now on; safe at any moment, where removing a hook could disturb the loop that calls it."""

@@ -79,7 +79,7 @@ class Engines:
 
     def release(self, graph: Graph) -> None:
         """Let go of what the layers of a graph saw."""
-        self._capture.release(graph.nodes)
+        self._capture.release(graph.marked)
 
     def terms(
         self,
@@ -108,7 +108,7 @@ class Engines:
         if mixer is not None:
             self._warn(f"Layer {mixer} mixes the examples of a batch", len(layout))
             return None
-        calls = covered_calls(self._capture.calls(graph.nodes), layout.examples)
+        calls = covered_calls(self._capture.calls(graph.marked), layout.examples)
         check_unmodified((each.call for each in calls if each.parameters), self.names)
         mixer = self._audit(losses, layout, graph, calls)
         if mixer is not None:

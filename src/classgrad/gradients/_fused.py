@@ -12,6 +12,7 @@ from classgrad.gradients._audit import Calls, CoveredCall, uses_of
 from classgrad.gradients._joint import gradients_of, joint_terms
 from classgrad.gradients._layout import ClassLayout
 from classgrad.gradients._sheet import Sheet
+from classgrad.gradients._taps import listen
 from classgrad.gradients._terms import Memory, Term, Total
 from classgrad.gradients.layers._linear import RowsTerm
 
@@ -60,14 +61,17 @@ def fused_terms(
     seeds = torch.ones_like(losses) * seed if isinstance(seed, Tensor) else torch.full_like(losses, seed)
     for each in calls:
         each.call.sink = partial(take, each)
+    handles = [listen(each.edge.node, each.call) for each in calls]
     try:
         last = gradients_of(losses, [each.edge for each in ends], seeds, keep_graph)
         for each, b in zip(ends, last, strict=True):  # autograd stops in front of where it is told to go
             if b is not None:
                 take(each, b, False)
     finally:
-        for each in calls:
+        for each, handle in zip(calls, handles, strict=True):
             each.call.sink = None
+            if handle is not None:
+                handle.remove()
     terms.update({p: _merge(same) for p, same in parts.items()})
     return {p: terms[p] for p in parameters if p in terms}
 
