@@ -37,10 +37,10 @@ def fused_terms(
     """
     uncovered = [p for p in parameters if id(p) in rest]
     sheet = Sheet(len(layout), sum(p.numel() for p in parameters))
-    terms = joint_terms(losses, layout, uncovered, seed, memory, keep_graph=True) if uncovered else {}
+    others = joint_terms(losses, layout, uncovered, seed, memory, keep_graph=True) if uncovered else {}
     wanted = {id(p) for p in parameters if id(p) not in rest}
     uses = uses_of(calls)
-    parts: dict[nn.Parameter, list[Term]] = {}
+    parts: dict[int, list[Term]] = {}  # by the parameter's id: that of a tensor itself takes a while to look up
 
     def take(each: CoveredCall, b: Tensor, through: bool) -> Tensor | None:
         call, rule = each.call, each.rule
@@ -53,7 +53,7 @@ def fused_terms(
         for name, p in covered.items():
             # that of a parameter which comes up again is put together when all of it is there
             once = uses[id(p)] == 1
-            parts.setdefault(p, []).append(found[name].settle(sheet, b, gram) if once else found[name])
+            parts.setdefault(id(p), []).append(found[name].settle(sheet, b, gram) if once else found[name])
         if not keep_graph:
             call.release()
         return passed
@@ -72,8 +72,9 @@ def fused_terms(
             each.call.sink = None
             if handle is not None:
                 handle.remove()
-    terms.update({p: _merge(same) for p, same in parts.items()})
-    return {p: terms[p] for p in parameters if p in terms}
+    return {
+        p: _merge(parts[id(p)]) if id(p) in parts else others[p] for p in parameters if id(p) in parts or p in others
+    }
 
 
 def _merge(terms: list[Term]) -> Term:

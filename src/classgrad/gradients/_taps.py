@@ -63,8 +63,8 @@ class Call:
     @property
     def input(self) -> Tensor:
         """The layer's first input, whatever its forward calls it; None if it takes none."""
-        first: Any = self.inputs[0] if self.inputs else next(iter(self.kwargs.values()), None)
-        value: Tensor = first if self.inputs else self.kwargs.get("input", first)
+        first: Any = self.inputs[0] if self.inputs else None
+        value: Tensor = first if self.inputs else self.kwargs.get("input", next(iter(self.kwargs.values()), first))
         return value
 
     def release(self) -> None:

@@ -168,8 +168,8 @@ def conv_terms(call: Call, b: Tensor, layout: ClassLayout, memory: Memory, wante
 
 
 def _batched(call: Call, examples: int) -> bool:
-    dims = len(cast(Any, call.module).kernel_size) + 2
-    return call.input.dim() == dims and call.input.shape[0] == examples
+    shape = call.input.shape
+    return len(shape) == len(cast(Any, call.module).kernel_size) + 2 and shape[0] == examples
 
 
 for _layer in (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d):
