@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from classgrad.gradients._audit import Calls, CoveredCall, uses_of
 from classgrad.gradients._joint import gradients_of, joint_terms
 from classgrad.gradients._layout import ClassLayout
-from classgrad.gradients._sheet import Sheet
+from classgrad.gradients._sheet import Sheet, aligned
 from classgrad.gradients._taps import listen
 from classgrad.gradients._terms import Memory, Term, Total
 from classgrad.gradients.layers._linear import RowsTerm
@@ -36,7 +36,7 @@ def fused_terms(
     for themselves alone.
     """
     uncovered = [p for p in parameters if id(p) in rest]
-    sheet = Sheet(len(layout), sum(p.numel() for p in parameters))
+    sheet = Sheet(len(layout), sum(aligned(p.numel()) for p in parameters))
     others = joint_terms(losses, layout, uncovered, seed, memory, keep_graph=True) if uncovered else {}
     wanted = {id(p) for p in parameters if id(p) not in rest}
     uses = uses_of(calls)

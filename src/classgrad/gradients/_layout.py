@@ -29,6 +29,8 @@ class ClassLayout:
     (None if they are). ``labels`` and ``sizes`` are the classes and counts as plain numbers, ``examples`` is their sum.
     """
 
+    _offsets: Tensor | None = None
+
     def __init__(self, classes: Tensor, index: Tensor) -> None:
         self._lay_out(classes.cpu().numpy(), index.cpu().numpy(), index.device)
 
@@ -38,7 +40,10 @@ class ClassLayout:
         self.labels: list[int] = classes.tolist()
         self.sizes: list[int] = counts.tolist()
         self.examples = len(index)
-        parts = [classes, counts, index]
+        # As int32 for the kernels; they come first, where memory is aligned as for a tensor of their own.
+        offsets = np.zeros((len(counts) + 2) // 2 * 2, np.int32)
+        np.cumsum(counts, out=offsets[1 : len(counts) + 1])
+        parts = [offsets.view(np.int64), classes, counts, index]
         if (index[1:] < index[:-1]).any():
             parts.append(index.argsort(kind="stable"))
         if device.type == "cpu":
@@ -47,8 +52,9 @@ class ClassLayout:
             # Without waiting: what is not pinned has been read by the time the call returns.
             packed = torch.from_numpy(np.concatenate(parts)).to(device, non_blocking=True)
             sent = list(torch.split(packed, [len(part) for part in parts]))
-        self.classes, self.counts, self.index = sent[:3]
-        self.order = sent[3] if len(sent) > 3 else None
+        self._offsets = sent[0].view(torch.int32)[: len(counts) + 1]
+        self.classes, self.counts, self.index = sent[1:4]
+        self.order = sent[4] if len(sent) > 4 else None
 
     def __len__(self) -> int:
         return len(self.sizes)
@@ -86,12 +92,13 @@ class ClassLayout:
     @cached_property
     def segments(self) -> kernels.Segments:
         """The classes as segments of grouped examples, for the kernels."""
-        return kernels.Segments(self.sizes, self.index.device)
+        return kernels.Segments(self.sizes, self.index.device, self._offsets)
 
     @cached_property
     def singles(self) -> kernels.Segments:
         """The examples as segments of their own, for the kernels."""
-        return kernels.Segments([1] * self.examples, self.index.device)
+        offsets = torch.arange(self.examples + 1, dtype=torch.int32, device=self.index.device)
+        return kernels.Segments([1] * self.examples, self.index.device, offsets)
 
     def grouped(self) -> ClassLayout:
         """Return the layout of the same batch in class order."""
@@ -130,6 +137,15 @@ class ClassLayout:
             rows = values.reshape(len(values), -1)
             return (self.members(values.dtype) @ rows).view(len(self), *values.shape[1:])
         return values.new_zeros(len(self), *values.shape[1:]).index_add_(0, self.index, values)
+
+    def sum_rows(self, values: Tensor, out: Tensor) -> None:
+        """Write the sums by class of (N, W) values to (L, W), whatever is in it."""
+        if not values.is_cuda:
+            out.zero_().index_add_(0, self.index, values)
+        elif self.order is None and self.equal:
+            torch.sum(values.view(len(self), self.equal, -1), 1, out=out)
+        else:
+            torch.mm(self.members(values.dtype), values, out=out)
 
 
 def one_class(label: int, count: int, device: torch.device) -> ClassLayout:

@@ -27,6 +27,16 @@ class Block:
     rows: Tensor
     used: int = 0
 
+    def has_room(self, width: int, like: Tensor) -> bool:
+        """Whether there are so many columns left for values of such a kind."""
+        rows = self.rows
+        return self.used + width <= rows.shape[1] and rows.dtype == like.dtype and rows.device == like.device
+
+    def extend(self, width: int) -> Tensor:
+        """Return the next columns, unfilled."""
+        self.used += width
+        return self.rows[:, self.used - width : self.used]
+
     @property
     def filled(self) -> Tensor:
         """The columns in use."""
@@ -64,8 +74,12 @@ class Sheet:
         return out, block, start
 
     def _start(self, block: Block) -> int:
-        step = _ALIGNMENT if block.rows.is_cuda else 1
-        return -(-block.used // step) * step
+        return aligned(block.used) if block.rows.is_cuda else block.used
+
+
+def aligned(columns: int) -> int:
+    """Return the next column at which a parameter may start on a GPU."""
+    return -(-columns // _ALIGNMENT) * _ALIGNMENT
 
 
 @lru_cache

@@ -178,13 +178,13 @@ def linear_terms(call: Call, b: Tensor, layout: ClassLayout, memory: Memory, wan
     """Weight: rows; bias: the sum of b over the positions."""
     module = call.module
     assert isinstance(module, nn.Linear)
-    b = b.reshape(b.shape[0], -1, b.shape[-1])
+    given, b = b, b.reshape(b.shape[0], -1, b.shape[-1])
     terms: dict[str, Term] = {}
     if "bias" in wanted:
         if layout.order is None and kernels.available(b):
             terms["bias"] = Dense(kernels.class_row_sums(b, layout.segments), memory)
         else:
-            terms["bias"] = Sums(b.sum(1) if b.shape[1] > 1 else b[:, 0], layout, memory)
+            terms["bias"] = Sums(given if given.dim() == 2 else b.sum(1), layout, memory)
     if "weight" in wanted:
         a = call.input
         a = a.reshape(a.shape[0], -1, a.shape[-1]).to(b.dtype)
