@@ -259,6 +259,17 @@ def test_forwards_without_a_backward_leave_nothing(calls):
     assert len(calls) == 0
 
 
+def test_many_forwards_without_a_step_are_not_noted_for_ever():
+    model = nn.Linear(2, 2)
+    grads = ClassGradients(model)
+    x = torch.ones(1, 2)
+    kept = [model(x) for _ in range(300)]
+    for _ in range(2000):
+        model(x)
+    assert len(grads._engines._capture._references) <= 2 * 600
+    assert len(grads._engines._capture._nodes) == len(kept)
+
+
 def test_no_layer_keeps_itself_alive(calls):
     """What a normalization saved for its own backward pass leads back to the node that saved it."""
     model = nn.Sequential(
