@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge
@@ -12,10 +13,32 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from classgrad.gradients._graph import Graph
 from classgrad.gradients._joint import gradients_of
 from classgrad.gradients._layout import ClassLayout
-from classgrad.gradients._registry import rule_of
+from classgrad.gradients._registry import LayerRule, rule_of
 from classgrad.gradients._taps import Call
 
-Calls = Sequence[tuple[GradientEdge, Call]]
+
+class CoveredCall(NamedTuple):
+    """A layer's call with the rule that applies to it."""
+
+    edge: GradientEdge
+    call: Call
+    rule: LayerRule
+    parameters: dict[str, nn.Parameter]
+    """Those that learn from the call and that the rule knows, by name."""
+
+
+Calls = Sequence[CoveredCall]
+
+
+def covered_calls(calls: Iterable[tuple[GradientEdge, Call]], examples: int) -> list[CoveredCall]:
+    """Return the calls that a rule applies to."""
+    out = []
+    for edge, call in calls:  # hot: at every step, for every layer
+        rule = rule_of(call.module)
+        if rule is not None and rule.applies(call, examples):
+            known = {name: p for name, p in call.parameters.items() if name in rule.parameters}
+            out.append(CoveredCall(edge, call, rule, known))
+    return out
 
 
 def may_mix(model: nn.Module, declared: tuple[type[nn.Module], ...]) -> list[nn.Module]:
@@ -36,14 +59,13 @@ def mixing_layer(
 
 def uncovered(graph: Graph, calls: Calls, parameters: Sequence[nn.Parameter]) -> frozenset[int]:
     """Return the ids of the parameters with a use that is no call of a layer with a rule, or with hooks to be run."""
-    covered = Counter(id(p) for _, call in calls for p in covered_parameters(call).values())
+    covered = uses_of(calls)
     return frozenset(id(p) for p in parameters if graph.uses[id(p)] > covered[id(p)] or p._backward_hooks)
 
 
-def covered_parameters(call: Call) -> dict[str, nn.Parameter]:
-    """Return the parameters that learn from a layer's call and that its rule knows, by name."""
-    rule = rule_of(call.module)
-    return {name: p for name, p in call.parameters.items() if rule is not None and name in rule.parameters}
+def uses_of(calls: Calls) -> Counter[int]:
+    """Return how many of the calls each parameter learns from, by its id."""
+    return Counter([id(p) for each in calls for p in each.parameters.values()])
 
 
 def mixed_behind(losses: Tensor, layout: ClassLayout, calls: Calls, names: dict[nn.Module, str]) -> str | None:
@@ -52,14 +74,14 @@ def mixed_behind(losses: Tensor, layout: ClassLayout, calls: Calls, names: dict[
     The losses of some classes are sent back; no example of another class may feel it at any layer. Two sets of classes
     for each binary digit of a class's position tell every class from every other, in both directions.
     """
-    edges = [edge for edge, _ in calls]
+    edges = [each.edge for each in calls]
     for digit in range((len(layout) - 1).bit_length() if calls else 0):
         for side in (0, 1):
             chosen = (layout.index >> digit) % 2 == side
             gradients = gradients_of(losses, edges, chosen.to(losses.dtype), retain_graph=True)
-            for (_, call), gradient in reversed(list(zip(calls, gradients, strict=True))):
+            for each, gradient in reversed(list(zip(calls, gradients, strict=True))):
                 if gradient is not None and _felt(gradient[~chosen]):
-                    return f"{names[call.module]} ({type(call.module).__name__})"
+                    return f"{names[each.call.module]} ({type(each.call.module).__name__})"
     return None
 
 

@@ -35,12 +35,12 @@ def step_by_class(grads: ClassGradients, loss_of: LossOf, x: Tensor, counts: Seq
 
     ``counts`` are the numbers of examples of the classes 0, 1, ...; at most ``chunk`` of one class are run at a time.
     """
-    stream = grads._stream(len(x))
+    stream = grads._basis.stream(len(x))
     for label, losses, gradients in _pieces(grads, loss_of, x, counts, chunk):
         with torch.no_grad():
             stream.add(label, losses, gradients)
     with torch.no_grad():
-        return write(*stream.finish(), grads._sparse, None)
+        return write(*stream.finish(), grads._basis.sparse, None)
 
 
 def refresh_by_class(grads: ClassGradients, loss_of: LossOf, x: Tensor, counts: Sequence[int], chunk: int) -> None:
@@ -49,9 +49,11 @@ def refresh_by_class(grads: ClassGradients, loss_of: LossOf, x: Tensor, counts: 
     The full-batch class gradients are written to where the last ones were, so that recordings find them.
     """
     parameters = grads.parameters
-    if grads._reference is None:
+    reference = grads._basis.reference
+    if reference is None:
         labels = [label for label, count in enumerate(counts) if count]
-        grads._reference = {label: {p: torch.zeros_like(p) for p in parameters} for label in labels}
+        reference = {label: {p: torch.zeros_like(p) for p in parameters} for label in labels}
+        grads._basis.reference = reference
     for label, pieces in groupby(_pieces(grads, loss_of, x, counts, chunk), key=lambda piece: piece[0]):
         sums = [torch.zeros_like(p) for p in parameters]
         for _, _, gradients in pieces:
@@ -61,7 +63,7 @@ def refresh_by_class(grads: ClassGradients, loss_of: LossOf, x: Tensor, counts: 
         norm = torch.stack([total.norm() for total in sums]).norm()
         usable = (norm > 0) & norm.isfinite()
         for p, total in zip(parameters, sums, strict=True):
-            grads._reference[label][p].copy_(torch.where(usable, total / norm, 0.0))
+            reference[label][p].copy_(torch.where(usable, total / norm, 0.0))
 
 
 def _pieces(

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import weakref
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -14,7 +13,10 @@ from torch.autograd.graph import GradientEdge
 from torch.utils.hooks import RemovableHandle
 
 from classgrad._errors import InputError
-from classgrad.gradients._taps import Call, tap
+from classgrad.gradients._taps import Call, call_of, let_go, tap
+
+_ROOM = 256
+"""Calls that are noted before those of graphs that are gone are looked for."""
 
 
 class Capture:
@@ -23,8 +25,8 @@ class Capture:
     def __init__(self, modules: Iterable[nn.Module] = (), wanted: Callable[[nn.Module], bool] = bool) -> None:
         self.closed = False
         self.resting = False
-        self._nodes: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
-        self._count = itertools.count()
+        self._references: list[weakref.ref[Call]] = []
+        self._room = _ROOM
         # First in line: what other hooks make of the layer's output comes after it.
         self._handles: list[RemovableHandle] = [
             module.register_forward_hook(self._hook, prepend=True, with_kwargs=True)
@@ -36,34 +38,49 @@ class Capture:
         """Make the hooks that copies and pickles of a model carry along do nothing."""
         return _closed, ()
 
-    @_disable_dynamo  # torch.compiler.disable, but it loads the compiler at the first call rather than here
     def _hook(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Tensor | None:
+        if torch.compiler.is_dynamo_compiling():
+            return self._untraced(module, args, kwargs, output)
         if self.closed:
             self.close()
         if self.closed or self.resting or not isinstance(output, Tensor) or not output.requires_grad:
             return None
         if torch._C._current_graph_task_id() != -1:  # gradient checkpointing runs the layer again
             return None
-        tapped = tap(Call(module, args, kwargs, output), output)
-        self._nodes[next(self._count)] = tapped.grad_fn
-        return tapped
+        call = Call(module, args, kwargs, output)
+        self._references.append(weakref.ref(call))
+        if len(self._references) > self._room:  # forwards that nobody made a step of
+            self._room = max(_ROOM, 2 * len(self._nodes))
+        return tap(self, call, output)
+
+    @_disable_dynamo  # torch.compiler.disable, but it loads the compiler at the first call rather than here
+    def _untraced(self, *called: Any) -> Tensor | None:
+        """Do the hook's work between the parts of a compiled model; elsewhere the wrapper would cost more than it."""
+        return self._hook(*called)
+
+    @property
+    def _nodes(self) -> list[Call]:
+        """The calls that nodes of live graphs hold, in the order of the forward passes."""
+        live = [(reference, call) for reference in self._references if (call := reference()) is not None]
+        self._references = [reference for reference, _ in live]
+        return [call for _, call in live]
 
     @property
     def holding(self) -> bool:
         """Whether there are calls of any live graph."""
-        return len(self._nodes) > 0
+        return any(reference() is not None for reference in self._references)
 
-    def calls(self, graph: Container[Any]) -> list[tuple[GradientEdge, Call]]:
-        """Return the calls that are part of a graph, in the order of the forward pass."""
-        nodes = [node for _, node in sorted(self._nodes.items()) if node in graph and node.call is not None]
-        return [(GradientEdge(node, 0), node.call) for node in nodes]
+    def calls(self, marked: Iterable[Any]) -> list[tuple[GradientEdge, Call]]:
+        """Return the calls that are part of a graph, given its marked nodes, in the order of the forward pass."""
+        nodes = {call: node for node in marked if (call := call_of(self, node)) is not None}
+        return [(GradientEdge(nodes[call], 0), call) for call in self._nodes if call in nodes]
 
-    def release(self, graph: Container[Any]) -> None:
+    def release(self, marked: Iterable[Any]) -> None:
         """Let go of the calls of a graph, as autograd lets go of what it saved: the losses may live on for long."""
-        for key, node in list(self._nodes.items()):
-            if node in graph:
-                node.call = None
-                del self._nodes[key]
+        own = set(self._nodes)
+        for node in marked:
+            if call_of(self, node) in own:
+                let_go(self, node)
 
     def abandon(self) -> None:
         """Do nothing from now on; safe at any moment, where removing a hook could disturb the loop that calls it."""
@@ -75,7 +92,7 @@ class Capture:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
-        self._nodes.clear()
+        self._references.clear()
 
 
 def _closed() -> Capture:

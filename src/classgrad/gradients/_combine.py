@@ -73,20 +73,21 @@ def combine(
     gram = sums if sums.dim() == 3 else None
     squares = sums if gram is None else sums.diagonal(dim1=1, dim2=2)
     norms = squares.clamp_min(0).sqrt()
-    total = norms[0] if len(norms) == 1 else squares.sum(0).clamp_min(0).sqrt()
-    finite = (losses * 0 + total * 0) == 0  # both are
+    lengths = norms.unbind()
+    total = lengths[0] if len(lengths) == 1 else squares.sum(0).clamp_min(0).sqrt()
+    finite = losses * 0 == total * 0  # both are, else one of them is NaN times 0
     usable = finite if all(layout.sizes) else (layout.counts > 0) & finite
     projections = _projections(terms, reference, layout, total, factor) if "projections" in rule.needs else None
     each_scope = [
-        _weights(rule, layout, usable & (norms[s] > 0), norms[s], None if gram is None else gram[s], projections)
-        for s in range(len(norms))
+        _weights(rule, layout, usable & (length > 0), length, None if gram is None else gram[s], projections)
+        for s, length in enumerate(lengths)
     ]
-    weights = torch.stack(each_scope) if len(each_scope) > 1 else each_scope[0][None]
+    weights = each_scope[0] if rule.per == "model" else torch.stack(each_scope)
     step = Step(
         classes=layout.classes,
         counts=layout.counts,
         losses=losses,
-        weights=weights[0] if rule.per == "model" else weights,
+        weights=weights,
         finite=finite,
         norms=total,
         gram=None if gram is None else gram.sum(0),
@@ -94,12 +95,13 @@ def combine(
     )
     refuse(step, wishes)
     scaled = weights if target is factor else weights * (target / factor)
+    by_scope = (scaled,) if rule.per == "model" else scaled.unbind()
     known_finite = not finite.is_cuda and bool(finite.all())  # a GPU is not waited for to find out
     directions: dict[nn.Parameter, Tensor] = {}
     del terms  # what the class gradients are held in is let go as the direction comes
     for owner in owners:
         each = packs.pop(0)
-        directions |= each.parts(each.term.weighted(scaled[owner], known_finite))
+        directions |= each.parts(each.term.weighted(by_scope[owner], known_finite))
         del each
     return step, directions
 
@@ -176,4 +178,4 @@ def _weights(
     projections: Tensor | None = None,
 ) -> Tensor:
     weights = rule(ClassStatistics(layout.classes, active, norms, gram, projections))
-    return weights.where(active & weights.isfinite(), weights.new_zeros(()))
+    return weights.nan_to_num(0.0, 0.0, 0.0) * active

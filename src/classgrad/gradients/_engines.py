@@ -10,7 +10,7 @@ from typing import Literal
 
 from torch import Tensor, nn
 
-from classgrad.gradients._audit import Calls, covered_parameters, may_mix, mixed_behind, mixing_layer, uncovered
+from classgrad.gradients._audit import Calls, covered_calls, may_mix, mixed_behind, mixing_layer, uncovered
 from classgrad.gradients._capture import Capture, check_unmodified
 from classgrad.gradients._combine import Terms
 from classgrad.gradients._fused import fused_terms
@@ -18,7 +18,6 @@ from classgrad.gradients._graph import Graph
 from classgrad.gradients._joint import joint_terms
 from classgrad.gradients._layout import ClassLayout
 from classgrad.gradients._registry import rule_of
-from classgrad.gradients._taps import Call
 from classgrad.gradients._terms import Memory, Scratch
 
 Engine = Literal["auto", "fused", "joint", "split"]
@@ -80,7 +79,7 @@ class Engines:
 
     def release(self, graph: Graph) -> None:
         """Let go of what the layers of a graph saw."""
-        self._capture.release(graph.nodes)
+        self._capture.release(graph.marked)
 
     def terms(
         self,
@@ -109,8 +108,8 @@ class Engines:
         if mixer is not None:
             self._warn(f"Layer {mixer} mixes the examples of a batch", len(layout))
             return None
-        calls = [pair for pair in self._capture.calls(graph.nodes) if _applies(pair[1], layout.examples)]
-        check_unmodified((call for _, call in calls if covered_parameters(call)), self.names)
+        calls = covered_calls(self._capture.calls(graph.marked), layout.examples)
+        check_unmodified((each.call for each in calls if each.parameters), self.names)
         mixer = self._audit(losses, layout, graph, calls)
         if mixer is not None:
             self._warn(f"Something after layer {mixer} mixes the examples of a batch", len(layout))
@@ -119,15 +118,16 @@ class Engines:
 
     def _ends_of(self, graph: Graph, calls: Calls) -> Calls:
         """Return the calls that have no other below them; worked out once for each form of graph."""
-        numbers = {graph.nodes[pair[0].node]: pair for pair in calls}
+        numbers = {graph.nodes[each.edge.node]: each for each in calls}
         key = (graph.form, *numbers)
-        if key not in self._ends:
-            self._ends[key] = graph.lowest(numbers)
-        return [pair for number, pair in numbers.items() if number in self._ends[key]]
+        lowest = self._ends.get(key)
+        if lowest is None:
+            lowest = self._ends[key] = graph.lowest(numbers)
+        return [each for number, each in numbers.items() if number in lowest]
 
     def _audit(self, losses: Tensor, layout: ClassLayout, graph: Graph, calls: Calls) -> str | None:
         """Look for mixing that no layer type tells; costs backward passes, so once for each form of graph."""
-        key = (graph.form, *(id(call.module) for _, call in calls), len(layout) > 1)
+        key = (graph.form, *(id(each.call.module) for each in calls), len(layout) > 1)
         if key in self._mixers:
             return self._mixers[key]
         mixer = mixed_behind(losses, layout, calls, self.names)
@@ -142,14 +142,9 @@ class Engines:
         warnings.warn(
             f"{finding}, so class gradients take one backward pass per class ({classes} instead of 1); "
             "classgrad.models.to_group_norm(model) replaces batch by group normalization.",
-            stacklevel=5,
+            stacklevel=6,
         )
 
 
 def _has_rule(module: nn.Module) -> bool:
     return rule_of(module) is not None and any(True for _ in module.parameters(recurse=False))
-
-
-def _applies(call: Call, examples: int) -> bool:
-    rule = rule_of(call.module)
-    return rule is not None and rule.applies(call, examples)

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
-from classgrad.gradients._audit import Calls, covered_parameters
+from classgrad.gradients._audit import Calls, CoveredCall, uses_of
 from classgrad.gradients._joint import gradients_of, joint_terms
 from classgrad.gradients._layout import ClassLayout
-from classgrad.gradients._registry import rule_of
-from classgrad.gradients._sheet import Sheet
-from classgrad.gradients._taps import Call, Sink
+from classgrad.gradients._sheet import Sheet, aligned
+from classgrad.gradients._taps import listen
 from classgrad.gradients._terms import Memory, Term, Total
 from classgrad.gradients.layers._linear import RowsTerm
 
@@ -37,45 +36,45 @@ def fused_terms(
     for themselves alone.
     """
     uncovered = [p for p in parameters if id(p) in rest]
-    sheet = Sheet(len(layout), sum(p.numel() for p in parameters))
-    terms = joint_terms(losses, layout, uncovered, seed, memory, keep_graph=True) if uncovered else {}
-    wanted = {id(p): p for p in parameters if id(p) not in rest}
-    uses = Counter(id(p) for _, call in calls for p in covered_parameters(call).values())
-    parts: dict[nn.Parameter, list[Term]] = {}
+    sheet = Sheet(len(layout), sum(aligned(p.numel()) for p in parameters))
+    others = joint_terms(losses, layout, uncovered, seed, memory, keep_graph=True) if uncovered else {}
+    wanted = {id(p) for p in parameters if id(p) not in rest}
+    uses = uses_of(calls)
+    parts: dict[int, list[Term]] = {}  # by the parameter's id: that of a tensor itself takes a while to look up
 
-    def sink(call: Call) -> Sink:
-        def take(b: Tensor, through: bool) -> Tensor | None:
-            rule = rule_of(call.module)
-            assert rule is not None
-            covered = {name: p for name, p in covered_parameters(call).items() if id(p) in wanted}
-            passed = None
-            if through and rule.through is not None:
-                passed, found = rule.through(call, b, layout, memory)
-            else:
-                found = rule.terms(call, b, layout, memory, frozenset(covered)) if covered else {}
-            for name, p in covered.items():
-                # that of a parameter which comes up again is put together when all of it is there
-                once = uses[id(p)] == 1
-                parts.setdefault(p, []).append(found[name].settle(sheet, b, gram) if once else found[name])
-            if not keep_graph:
-                call.release()
-            return passed
-
-        return take
+    def take(each: CoveredCall, b: Tensor, through: bool) -> Tensor | None:
+        call, rule = each.call, each.rule
+        covered = {name: p for name, p in each.parameters.items() if id(p) in wanted}
+        passed = None
+        if through and rule.through is not None:
+            passed, found = rule.through(call, b, layout, memory)
+        else:
+            found = rule.terms(call, b, layout, memory, frozenset(covered)) if covered else {}
+        for name, p in covered.items():
+            # that of a parameter which comes up again is put together when all of it is there
+            once = uses[id(p)] == 1
+            parts.setdefault(id(p), []).append(found[name].settle(sheet, b, gram) if once else found[name])
+        if not keep_graph:
+            call.release()
+        return passed
 
     seeds = torch.ones_like(losses) * seed if isinstance(seed, Tensor) else torch.full_like(losses, seed)
-    for _, call in calls:
-        call.sink = sink(call)
+    for each in calls:
+        each.call.sink = partial(take, each)
+    handles = [listen(each.edge.node, each.call) for each in calls]
     try:
-        last = gradients_of(losses, [edge for edge, _ in ends], seeds, keep_graph)
-        for (_, call), b in zip(ends, last, strict=True):  # autograd stops in front of where it is told to go
-            if call.sink is not None and b is not None:
-                call.sink(b, False)
+        last = gradients_of(losses, [each.edge for each in ends], seeds, keep_graph)
+        for each, b in zip(ends, last, strict=True):  # autograd stops in front of where it is told to go
+            if b is not None:
+                take(each, b, False)
     finally:
-        for _, call in calls:
-            call.sink = None
-    terms.update({p: _merge(same) for p, same in parts.items()})
-    return {p: terms[p] for p in parameters if p in terms}
+        for each, handle in zip(calls, handles, strict=True):
+            each.call.sink = None
+            if handle is not None:
+                handle.remove()
+    return {
+        p: _merge(parts[id(p)]) if id(p) in parts else others[p] for p in parameters if id(p) in parts or p in others
+    }
 
 
 def _merge(terms: list[Term]) -> Term:

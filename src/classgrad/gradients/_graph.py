@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from classgrad._errors import InputError
+from classgrad.gradients._taps import MARKED
 
 _PASSES_ON = frozenset({"TBackward0", "ToCopyBackward0", "PermuteBackward0", "TransposeBackward0"})
 
@@ -26,6 +27,8 @@ class Graph:
     """Equal for two graphs of the same operations on the same pattern of edges."""
     uses: Counter[int]
     """How many operations use each parameter, by its id; transposes and casts of it are seen through."""
+    marked: list[Any]
+    """The nodes of types that hold the calls of layers."""
 
     def lowest(self, chosen: Container[int]) -> set[int]:
         """Return those of the chosen nodes below which there is no other: passing through them passes through all."""
@@ -43,7 +46,7 @@ class Graph:
         return {number for number in order if number in chosen and number not in above}
 
 
-NO_GRAPH = Graph({}, [], 0, Counter())
+NO_GRAPH = Graph({}, [], 0, Counter(), [])
 """Of a step that had no need to read it."""
 
 
@@ -54,9 +57,12 @@ def read_graph(losses: Tensor, known: dict[int, list[tuple[int, int]]] | None = 
     queue: list[Any] = list(nodes)
     edges: list[list[int]] = []
     kinds: list[Any] = []
+    marked: list[Any] = []
     for node in queue:  # hot: at every step, for every operation
         kind = type(node)
         kinds.append(kind if kind in _NAMED or _named(node) else node.name())
+        if kind in MARKED:
+            marked.append(node)
         children = []
         for child, _ in node.next_functions:
             number = -1
@@ -75,7 +81,7 @@ def read_graph(losses: Tensor, known: dict[int, list[tuple[int, int]]] | None = 
     uses = Counter({id(losses): 1})
     for number, count in users:
         uses[id(queue[number].variable)] += count
-    return Graph(nodes, edges, form, uses)
+    return Graph(nodes, edges, form, uses, marked)
 
 
 _NAMED: set[type] = set()

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from functools import cached_property
 from itertools import accumulate
-from typing import cast
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from classgrad._errors import InputError
 from classgrad.gradients import kernels
+
+Labels = npt.NDArray[np.int64]
+
+_KEPT, _KEPT_ELEMENTS = 8, 2**20
+"""Layouts that are kept, and how large they may be: the matrix that sums a batch by class is classes times examples."""
 
 
 class ClassLayout:
@@ -24,14 +30,32 @@ class ClassLayout:
     (None if they are). ``labels`` and ``sizes`` are the classes and counts as plain numbers, ``examples`` is their sum.
     """
 
+    _offsets: Tensor | None = None
+
     def __init__(self, classes: Tensor, index: Tensor) -> None:
-        self.classes = classes
-        self.index = index
-        self.counts = torch.bincount(index, minlength=len(classes))
-        # One transfer for both: each is a wait for the device.
-        self.labels, self.sizes = cast("list[list[int]]", torch.stack((classes, self.counts)).tolist())
-        self.examples = sum(self.sizes)
-        self.order = None if _ascending(index) else index.argsort(stable=True)
+        self._lay_out(classes.cpu().numpy(), index.cpu().numpy(), index.device)
+
+    def _lay_out(self, classes: Labels, index: Labels, device: torch.device) -> None:
+        """Work everything out on the host, where it takes microseconds, and send it to the device in one piece."""
+        counts = np.bincount(index, minlength=len(classes))
+        self.labels: list[int] = classes.tolist()
+        self.sizes: list[int] = counts.tolist()
+        self.examples = len(index)
+        # As int32 for the kernels; they come first, where memory is aligned as for a tensor of their own.
+        offsets = np.zeros((len(counts) + 2) // 2 * 2, np.int32)
+        np.cumsum(counts, out=offsets[1 : len(counts) + 1])
+        parts = [offsets.view(np.int64), classes, counts, index]
+        if (index[1:] < index[:-1]).any():
+            parts.append(index.argsort(kind="stable"))
+        if device.type == "cpu":
+            sent = [torch.from_numpy(part) for part in parts]
+        else:
+            # Without waiting: what is not pinned has been read by the time the call returns.
+            packed = torch.from_numpy(np.concatenate(parts)).to(device, non_blocking=True)
+            sent = list(torch.split(packed, [len(part) for part in parts]))
+        self._offsets = sent[0].view(torch.int32)[: len(counts) + 1]
+        self.classes, self.counts, self.index = sent[1:4]
+        self.order = sent[4] if len(sent) > 4 else None
 
     def __len__(self) -> int:
         return len(self.sizes)
@@ -69,15 +93,20 @@ class ClassLayout:
     @cached_property
     def segments(self) -> kernels.Segments:
         """The classes as segments of grouped examples, for the kernels."""
-        return kernels.Segments(self.sizes, self.index.device)
+        return kernels.Segments(self.sizes, self.index.device, self._offsets)
 
     @cached_property
     def singles(self) -> kernels.Segments:
         """The examples as segments of their own, for the kernels."""
-        return kernels.Segments([1] * self.examples, self.index.device)
+        offsets = torch.arange(self.examples + 1, dtype=torch.int32, device=self.index.device)
+        return kernels.Segments([1] * self.examples, self.index.device, offsets)
 
     def grouped(self) -> ClassLayout:
         """Return the layout of the same batch in class order."""
+        return self._grouped
+
+    @cached_property
+    def _grouped(self) -> ClassLayout:
         out = copy.copy(self)
         out.__dict__ = {**vars(self), "index": self.group(self.index), "order": None}
         for made in ("_members", "grouped_index", "singles"):
@@ -112,6 +141,15 @@ class ClassLayout:
             return (self.members(values.dtype) @ rows).view(len(self), *values.shape[1:])
         return values.new_zeros(len(self), *values.shape[1:]).index_add_(0, self.index, values)
 
+    def sum_rows(self, values: Tensor, out: Tensor) -> None:
+        """Write the sums by class of (N, W) values to (L, W), whatever is in it."""
+        if not values.is_cuda:
+            out.zero_().index_add_(0, self.index, values)
+        elif self.order is None and self.equal:
+            torch.sum(values.view(len(self), self.equal, -1), 1, out=out)
+        else:
+            torch.mm(self.members(values.dtype), values, out=out)
+
 
 def one_class(label: int, count: int, device: torch.device) -> ClassLayout:
     """Lay out ``count`` examples of one class without waiting for the device."""
@@ -123,24 +161,54 @@ def one_class(label: int, count: int, device: torch.device) -> ClassLayout:
     return layout
 
 
-def _ascending(index: Tensor) -> bool:
-    return len(index) < 2 or bool((index[1:] >= index[:-1]).all())
-
-
 def class_layout(y: Tensor, classes: Tensor | None) -> ClassLayout:
-    """Lay out the labels ``y``, over the declared ``classes`` (ascending) or over those present."""
+    """Lay out the labels ``y``, over the declared ``classes`` (ascending) or over those present.
+
+    The one wait for a device that holds the labels is their transfer to the host.
+    """
+    return _class_layout(y.cpu().numpy(), None if classes is None else classes.cpu().numpy(), y.device)
+
+
+def _class_layout(y: Labels, classes: Labels | None, device: torch.device) -> ClassLayout:
     if classes is None:
-        present, index = y.unique(return_inverse=True)  # type: ignore[no-untyped-call]
-        return ClassLayout(present, index)
-    classes = classes.to(y.device)
-    index = torch.searchsorted(classes, y).clamp_max(len(classes) - 1)
-    unknown = classes[index] != y
-    if bool(unknown.any()):
-        raise InputError(
-            f"Parameter `y` should hold only the declared classes {_short(classes.tolist())}. "
-            f"Found {_short(sorted(set(y[unknown].tolist())))}."
-        )
-    return ClassLayout(classes, index)
+        classes, index = np.unique(y, return_inverse=True)
+    else:
+        index = np.searchsorted(classes, y).clip(max=len(classes) - 1)
+        unknown = classes[index] != y
+        if unknown.any():
+            raise InputError(
+                f"Parameter `y` should hold only the declared classes {_short(classes.tolist())}. "
+                f"Found {_short(np.unique(y[unknown]).tolist())}."
+            )
+    layout = ClassLayout.__new__(ClassLayout)
+    layout._lay_out(classes, index, device)
+    return layout
+
+
+class Layouts:
+    """The layouts of labels over the same declared classes; those of the latest batches are known again.
+
+    Samplers often make batches alike, and what is derived from a layout when first needed then is there already.
+    """
+
+    def __init__(self, classes: Tensor | None) -> None:
+        self._classes = None if classes is None else classes.cpu().numpy()
+        self._known: dict[Hashable, ClassLayout] = {}
+
+    def __call__(self, y: Tensor) -> ClassLayout:
+        """Lay out the labels ``y``."""
+        host = y.cpu().numpy()
+        # What was sent on one stream must not be read on another that did not wait for it.
+        stream = torch.cuda.current_stream(y.device) if y.is_cuda else None
+        key = (host.tobytes(), y.device, stream)
+        layout = self._known.get(key)
+        if layout is None:
+            layout = _class_layout(host, self._classes, y.device)
+            if len(layout) * layout.examples <= _KEPT_ELEMENTS:
+                if len(self._known) >= _KEPT:
+                    del self._known[next(iter(self._known))]
+                self._known[key] = layout
+        return layout
 
 
 def declared_classes(classes: int | Sequence[int] | Tensor | None) -> Tensor | None:

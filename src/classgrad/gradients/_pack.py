@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from classgrad.gradients._terms import LARGE, SMALL, Dense, Sums, Term, rows
+from classgrad.gradients._sheet import Block, dense_strides
+from classgrad.gradients._terms import LARGE, SMALL, Dense, Memory, Sums, Term, rows
 
 
 @dataclass(frozen=True)
@@ -23,34 +24,48 @@ class Pack:
         if len(self.columns) == 1 and direction.shape == next(iter(self.columns)).shape:
             return dict.fromkeys(self.columns, direction)
         flat = direction.reshape(-1)
-        return {p: flat[column : column + p.numel()].view(p.shape) for p, column in self.columns.items()}
+        start = flat.storage_offset()
+        return {p: flat.as_strided(p.shape, dense_strides(p.shape), start + i) for p, i in self.columns.items()}
+
+
+Shared = tuple[Block, Memory, dict[nn.Parameter, int]]
+"""A block with the columns of those on it."""
 
 
 def pack(terms: Mapping[nn.Parameter, Term]) -> list[Pack]:
     """Return a pack for each block of a sheet, for the small ones of each kind, and for each other term."""
-    packs: dict[object, Pack] = {}
+    blocks: dict[int, Shared] = {}
     small: dict[object, dict[nn.Parameter, Dense | Sums]] = {}
+    packs: list[Pack] = []
     for p, term in terms.items():
-        block = term.block if isinstance(term, Dense) else None
-        if block is not None:
-            column = {p: term.column}  # type: ignore[attr-defined]
-            packs.setdefault(id(block), Pack(Dense(block.filled, term.memory), {})).columns.update(column)
+        if isinstance(term, Dense) and term.block is not None:
+            blocks.setdefault(id(term.block), (term.block, term.memory, {}))[2][p] = term.column
         elif isinstance(term, (Dense, Sums)):
             alike = (type(term), term.held.dtype, term.held.device)
             joins = term.shape.numel() <= SMALL and term.held.numel() < LARGE
             small.setdefault(alike if joins else p, {})[p] = term
         else:
-            packs[p] = Pack(term, {p: 0})
-    return [*packs.values(), *(_join(group) for group in small.values())]
+            packs.append(Pack(term, {p: 0}))
+    packs += [joined for group in small.values() if (joined := _join(group, blocks.values())) is not None]
+    return [*(Pack(Dense(block.filled, memory), columns) for block, memory, columns in blocks.values()), *packs]
 
 
-def _join(group: Mapping[nn.Parameter, Dense | Sums]) -> Pack:
-    """Put small gradients side by side; those of examples are then summed by class in one operation."""
+def _join(group: Mapping[nn.Parameter, Dense | Sums], blocks: Iterable[Shared]) -> Pack | None:
+    """Put small gradients side by side; those of examples are then summed by class in one operation.
+
+    These go to a block that has room for them, and are no pack of their own then.
+    """
     members = list(group.values())
     values = torch.cat([rows(term.held) for term in members], 1) if len(members) > 1 else rows(members[0].held)
-    first = members[0]
-    joined = Dense(first.layout.sum(values) if isinstance(first, Sums) else values, first.memory)
-    return Pack(joined, dict(zip(group, _starts(members), strict=True)))
+    first, starts, width = members[0], _starts(members), values.shape[1]
+    if not isinstance(first, Sums):
+        return Pack(Dense(values, first.memory), dict(zip(group, starts, strict=True)))
+    for block, _, columns in blocks:
+        if block.has_room(width, values):
+            columns.update({p: block.used + start for p, start in zip(group, starts, strict=True)})
+            first.layout.sum_rows(values, block.extend(width))
+            return None
+    return Pack(Dense(first.layout.sum(values), first.memory), dict(zip(group, starts, strict=True)))
 
 
 def _starts(terms: Sequence[Term]) -> list[int]:

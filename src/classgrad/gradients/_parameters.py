@@ -18,5 +18,7 @@ def own_parameters(model: nn.Module) -> list[nn.Parameter]:
         for p in module._parameters.values():
             if p is not None:
                 found.setdefault(id(p), p)
-        waiting.extend(child for child in reversed(module._modules.values()) if child is not None)
+        children = module._modules
+        if children:  # most have none
+            waiting += [child for child in reversed(children.values()) if child is not None]
     return list(found.values())

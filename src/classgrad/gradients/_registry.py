@@ -46,8 +46,9 @@ def add_rule(layer: type[nn.Module], rule: LayerRule) -> None:
 
 def leading(call: Call, examples: int) -> bool:
     """Whether the first dimension of the layer's input and output counts the examples."""
-    shape = call.input.shape if isinstance(call.input, Tensor) else ()
-    return len(shape) >= 2 and len(call.shape) >= 2 and shape[0] == call.shape[0] == examples
+    given, made = call.input, call.shape
+    shape = given.shape if isinstance(given, Tensor) else ()
+    return len(shape) >= 2 and len(made) >= 2 and shape[0] == made[0] == examples
 
 
 def register_layer(layer: type[nn.Module], per_example: PerExample, parameters: tuple[str, ...]) -> None:

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
+from itertools import accumulate
+from operator import mul
 
 import torch
 from torch import Tensor
 
 _BLOCK = 2**15
 """Columns of the first block that holds more than one parameter; later ones hold as much as all before them."""
+
+_GPU_BLOCK = 2**23
+"""Elements of the first block on a GPU if that is more: each takes launches of its own, and memory there is at hand."""
 
 _ALIGNMENT = 8
 """Elements to whose multiples a parameter starts on a GPU: matrix products are slow elsewhere."""
@@ -20,6 +26,16 @@ class Block:
 
     rows: Tensor
     used: int = 0
+
+    def has_room(self, width: int, like: Tensor) -> bool:
+        """Whether there are so many columns left for values of such a kind."""
+        rows = self.rows
+        return self.used + width <= rows.shape[1] and rows.dtype == like.dtype and rows.device == like.device
+
+    def extend(self, width: int) -> Tensor:
+        """Return the next columns, unfilled."""
+        self.used += width
+        return self.rows[:, self.used - width : self.used]
 
     @property
     def filled(self) -> Tensor:
@@ -43,7 +59,8 @@ class Sheet:
         block = self._open.get(key)
         start = 0 if block is None else self._start(block)
         if block is None or start + size > block.rows.shape[1]:
-            columns = max(size, min(self._left, max(_BLOCK, self._placed)))
+            least = max(_BLOCK, _GPU_BLOCK // self._classes) if like.is_cuda else _BLOCK
+            columns = max(size, min(self._left, max(least, self._placed)))
             block = Block(like.new_empty(self._classes, columns))
             self._open[key] = block
             start = 0
@@ -52,12 +69,28 @@ class Sheet:
         block.used = start + size
         self._left -= size
         self._placed += size
-        return block.rows[:, start : block.used].view(self._classes, *shape), block, start
+        columns = block.rows.shape[1]
+        out = block.rows.as_strided((self._classes, *shape), (columns, *dense_strides(shape)), start)
+        return out, block, start
 
     def skip(self, shape: torch.Size) -> None:
         """Note that a parameter's class gradients will not come: no room need be held for them."""
         self._left -= shape.numel()
 
     def _start(self, block: Block) -> int:
-        step = _ALIGNMENT if block.rows.is_cuda else 1
-        return -(-block.used // step) * step
+        return aligned(block.used) if block.rows.is_cuda else block.used
+
+
+def aligned(columns: int) -> int:
+    """Return the next column at which a parameter may start on a GPU."""
+    return -(-columns // _ALIGNMENT) * _ALIGNMENT
+
+
+@lru_cache
+def dense_strides(shape: torch.Size) -> tuple[int, ...]:
+    """Return the steps of the dimensions of a contiguous tensor.
+
+    >>> dense_strides(torch.Size((4, 3, 2)))
+    (6, 2, 1)
+    """
+    return tuple(accumulate(reversed(shape[1:]), mul, initial=1))[::-1] if shape else ()

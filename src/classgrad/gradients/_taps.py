@@ -1,14 +1,19 @@
-"""Nodes in the autograd graph that stand for the outputs of layers."""
+"""Nodes in the autograd graph that stand for the outputs of layers, each with the call that made it.
+
+Where the node that a layer's own operation left is known, it is the one; elsewhere a new one is put behind it.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.hooks import RemovableHandle
 
 from classgrad.gradients import kernels
 
@@ -42,13 +47,14 @@ class Call:
         self.parameters = {name: p for name, p in module._parameters.items() if p is not None and p.requires_grad}
         self.inputs = args
         self.kwargs = kwargs
-        self.versions = [v._version for v in self._tensors()]
+        self.versions = self._versions()
         self.shape = output.shape
         self.saved = _saved_statistics(output) if isinstance(module, (nn.GroupNorm, nn.LayerNorm)) else None
         self.sink: Sink | None = None
 
-    def _tensors(self) -> Iterable[Tensor]:
-        return (v for v in (*self.inputs, *self.kwargs.values()) if isinstance(v, Tensor))
+    def _versions(self) -> list[int]:
+        values = (*self.inputs, *self.kwargs.values()) if self.kwargs else self.inputs
+        return [v._version for v in values if isinstance(v, Tensor)]
 
     def argument(self, position: int, name: str, default: Any = None) -> Any:
         """Return an argument of the layer's forward, however it was passed."""
@@ -57,8 +63,8 @@ class Call:
     @property
     def input(self) -> Tensor:
         """The layer's first input, whatever its forward calls it; None if it takes none."""
-        first: Any = self.inputs[0] if self.inputs else next(iter(self.kwargs.values()), None)
-        value: Tensor = first if self.inputs else self.kwargs.get("input", first)
+        first: Any = self.inputs[0] if self.inputs else None
+        value: Tensor = first if self.inputs else self.kwargs.get("input", next(iter(self.kwargs.values()), first))
         return value
 
     def release(self) -> None:
@@ -67,7 +73,7 @@ class Call:
 
     def modified(self) -> bool:
         """Whether an input was changed in place since, so that the layer's gradient can no longer be had from it."""
-        return self.versions != [v._version for v in self._tensors()]
+        return self.versions != self._versions()
 
 
 def _saved_statistics(output: Tensor) -> tuple[Tensor, Tensor] | None:
@@ -77,18 +83,71 @@ def _saved_statistics(output: Tensor) -> tuple[Tensor, Tensor] | None:
         return None
     if torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:
         return None  # under gradient checkpointing or offloading they are packed away; they are made again when needed
-    return node._saved_result1, node._saved_result2  # type: ignore[attr-defined]  # made by torch's code generator
+    made: Any = node  # by torch's code generator
+    # Detached: the node that made them may be the one that holds the call, which would then keep itself alive.
+    return made._saved_result1.detach(), made._saved_result2.detach()
 
 
-def tap(call: Call, output: Tensor) -> Tensor:
-    """Return the layer's output under a new name; its node holds the call until the step is made."""
+_OWN = {
+    nn.Linear: "AddmmBackward0",
+    nn.Conv1d: "ConvolutionBackward0",
+    nn.Conv2d: "ConvolutionBackward0",
+    nn.Conv3d: "ConvolutionBackward0",
+    nn.GroupNorm: "NativeGroupNormBackward0",
+    nn.LayerNorm: "NativeLayerNormBackward0",
+}
+"""The operation that makes a layer's output if nobody interferes, and whose output is no view of anything."""
+
+MARKED: set[type] = set()
+"""Types of nodes that hold calls."""
+
+_Holder: Any = torch.autograd.function.BackwardCFunction
+"""What nodes are that were made to hold one."""
+
+
+def tap(owner: Hashable, call: Call, output: Tensor) -> Tensor | None:
+    """Have a node hold the call until the step is made; return the layer's output under a new name if it is a new node.
+
+    A new node costs several times as much, forward and backward.
+    """
     tapped: Tensor
+    node: Any = output.grad_fn
     if _has_kernel(call, output):
         weight, bias = (getattr(call.module, name) for name in ("weight", "bias"))
         tapped = _Normalization.apply(call, call.input, weight, bias, output.detach())  # type: ignore[no-untyped-call]
+    elif type(node).__name__ == _OWN.get(type(call.module)):
+        MARKED.add(type(node))
+        node.metadata[owner] = call
+        return None
     else:
         tapped = _Tap.apply(output, call)  # type: ignore[no-untyped-call]
+    MARKED.add(type(tapped.grad_fn))
     return tapped
+
+
+def call_of(owner: Hashable, node: Any) -> Call | None:
+    """Return the call that a node of a marked type holds for an owner, if there is one."""
+    call: Call | None = node.call if isinstance(node, _Holder) else node.metadata.get(owner)
+    return call
+
+
+def let_go(owner: Hashable, node: Any) -> None:
+    """Have a node hold its call no longer."""
+    if isinstance(node, _Holder):
+        node.call = None
+    else:
+        del node.metadata[owner]
+
+
+def listen(node: Any, call: Call) -> RemovableHandle | None:
+    """See to it that the call's sink is given what comes to its node; nodes made for that do so by themselves."""
+    return None if isinstance(node, _Holder) else node.register_prehook(partial(_arrived, call))
+
+
+def _arrived(call: Call, gradients: tuple[Tensor | None, ...]) -> None:
+    if call.sink is not None:
+        b = gradients[0]
+        call.sink(call.input.new_zeros(call.shape) if b is None else b, False)
 
 
 def _has_kernel(call: Call, output: Tensor) -> bool:

@@ -20,24 +20,38 @@ LARGE = 2**22
 """Elements of all classes from which on gradients stay where they are: copying them costs more than an operation."""
 
 
+_VIEWS = 256
+"""Shapes under which a place to work in is remembered."""
+
+
 class Scratch:
     """Places to work in, kept from step to step: a CPU takes longer to hand out fresh memory than to fill it."""
 
     def __init__(self) -> None:
         self._places: dict[object, Tensor] = {}
+        self._views: dict[object, dict[tuple[int, ...], Tensor]] = {}
 
-    def place(self, use: str, shape: Sequence[int], like: Tensor) -> Tensor:
+    def place(self, use: str, shape: tuple[int, ...], like: Tensor) -> Tensor:
         """Return an unfilled tensor that is good until the same use asks again."""
         if like.device.type != "cpu":
             return like.new_empty(shape)
         key = (use, like.dtype)
-        size = math.prod(shape)
-        if key not in self._places or self._places[key].shape[0] < size:
-            self._places[key] = like.new_empty(size)
-        return self._places[key][:size].view(*shape)
+        views = self._views.setdefault(key, {})
+        view = views.get(shape)
+        if view is None:
+            size = math.prod(shape)
+            if key not in self._places or self._places[key].shape[0] < size:
+                self._places[key] = like.new_empty(size)
+                views.clear()
+            if len(views) >= _VIEWS:
+                views.clear()
+            view = views[shape] = self._places[key][:size].view(shape)
+        return view
 
     def gathered(self, use: str, values: Tensor, order: Tensor) -> Tensor:
         """Return the examples (first dimension) at the positions ``order``, good until the same use asks again."""
+        if values.device.type != "cpu":
+            return values.index_select(0, order)
         place = self.place(use, (order.shape[0], *values.shape[1:]), values)
         return torch.index_select(values, 0, order, out=place)
 
@@ -123,7 +137,7 @@ class Term(ABC):
 
     def square_norms(self) -> Tensor:
         """Return ‖g_l‖² for each class, in float64 where the gradients are."""
-        return torch.cat([_square_norms(rows(part)) for _, part in self._chunks()])
+        return _cat([_square_norms(rows(part)) for _, part in self._chunks()])
 
     def gram(self) -> Tensor:
         """Return ⟨g_i, g_j⟩ for all pairs of classes."""
@@ -153,6 +167,10 @@ class Term(ABC):
             yield start, self.dense(start, min(start + size, self.classes))
 
 
+def _cat(parts: list[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
 def promote(values: Tensor) -> Tensor:
     """Return half-precision values as float32, others as they are."""
     return values.float() if values.dtype in (torch.float16, torch.bfloat16) else values
@@ -160,7 +178,8 @@ def promote(values: Tensor) -> Tensor:
 
 def rows(values: Tensor) -> Tensor:
     """Return (L, ...) as an (L, elements) matrix in at least single precision."""
-    return promote(values).reshape(values.shape[0], -1)
+    values = promote(values)
+    return values if values.dim() == 2 else values.reshape(values.shape[0], -1)
 
 
 class Dense(Term):

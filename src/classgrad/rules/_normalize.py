@@ -57,7 +57,8 @@ class Normalize(Rule):
 
     def __call__(self, statistics: ClassStatistics) -> Tensor:
         """Return the inverse norms."""
-        return inverse(required(statistics.norms) + self.eps, statistics.active)
+        norms = required(statistics.norms)
+        return inverse(norms + self.eps if self.eps else norms, statistics.active)
 
     def __repr__(self) -> str:
         lazy = f", refresh={self.refresh}, drift={self.drift}, follow={self.follow}" if self.refresh > 1 else ""

@@ -64,4 +64,5 @@ def inverse(values: Tensor, where: Tensor) -> Tensor:
     >>> inverse(torch.tensor([2.0, 0.0]), torch.tensor([True, False]))
     tensor([0.5000, 0.0000])
     """
-    return values.where(where, values.new_ones(())).reciprocal().where(where, values.new_zeros(()))
+    elsewhere = ~where
+    return values.masked_fill(elsewhere, 1).reciprocal().masked_fill(elsewhere, 0)

@@ -259,6 +259,30 @@ def test_forwards_without_a_backward_leave_nothing(calls):
     assert len(calls) == 0
 
 
+def test_many_forwards_without_a_step_are_not_noted_for_ever():
+    model = nn.Linear(2, 2)
+    grads = ClassGradients(model)
+    x = torch.ones(1, 2)
+    kept = [model(x) for _ in range(300)]
+    for _ in range(2000):
+        model(x)
+    assert len(grads._engines._capture._references) <= 2 * 600
+    assert len(grads._engines._capture._nodes) == len(kept)
+
+
+def test_no_layer_keeps_itself_alive(calls):
+    """What a normalization saved for its own backward pass leads back to the node that saved it."""
+    model = nn.Sequential(
+        nn.Conv2d(2, 4, 3), nn.GroupNorm(2, 4), nn.Flatten(), nn.LayerNorm(16), nn.Linear(16, 3), nn.PReLU()
+    )
+    grads = ClassGradients(model)
+    out = model(torch.randn(5, 2, 4, 4))
+    assert len(calls) == 5
+    del out
+    assert len(calls) == 0
+    assert not grads._engines.holding
+
+
 @pytest.mark.parametrize("rule", [Normalize(), Sum()])
 @pytest.mark.parametrize("way", ["backward", "accumulate", "gradients", "stream", "mixing"])
 @pytest.mark.filterwarnings("ignore:Layer .* mixes the examples")

@@ -4,14 +4,14 @@
 
 from __future__ import annotations
 
-import triton
 import triton.language as tl
 from torch import Tensor
 
+from classgrad.gradients.kernels._launch import cdiv, launched, next_power_of_2
 from classgrad.gradients.kernels._segments import VARYING, Segments, locate, location, sum_slots
 
 
-@triton.jit(do_not_specialize=VARYING)
+@launched(do_not_specialize=VARYING)
 def _sum_rows(
     b,
     parts,
@@ -40,7 +40,7 @@ def _sum_rows(
     tl.store(parts + slot.to(tl.int64) * width + column, tl.sum(total, 0), mask=inside)
 
 
-@triton.jit(do_not_specialize=VARYING)
+@launched(do_not_specialize=VARYING)
 def _sum_positions(
     b,
     parts,
@@ -78,9 +78,9 @@ def class_row_sums(b: Tensor, segments: Segments) -> Tensor:
     if b.stride(2) != 1 or b.stride(0) != b.shape[1] * b.stride(1):
         b = b.contiguous()
     _, positions, width = b.shape
-    columns = min(128, triton.next_power_of_2(width))
+    columns = min(128, next_power_of_2(width))
     block = max(1, 2048 // columns)
-    blocks = triton.cdiv(width, columns)
+    blocks = cdiv(width, columns)
     size = block
     while size < 16 * block and segments.examples * positions * blocks > 1024 * size:
         size *= 2
@@ -108,9 +108,9 @@ def class_channel_sums(b: Tensor, segments: Segments) -> Tensor:
         return class_row_sums(b[:, None], segments)
     b = b.contiguous()
     width, positions = b.shape[1], b.shape[2:].numel()
-    columns = min(1024, triton.next_power_of_2(positions))
-    channels = min(triton.next_power_of_2(width), max(1, 2048 // columns))
-    blocks = triton.cdiv(width, channels)
+    columns = min(1024, next_power_of_2(positions))
+    channels = min(next_power_of_2(width), max(1, 2048 // columns))
+    blocks = cdiv(width, channels)
     size = 1
     while size < 16 and segments.examples * blocks > 1024 * size:
         size *= 2

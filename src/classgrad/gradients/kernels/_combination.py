@@ -5,9 +5,10 @@
 from __future__ import annotations
 
 import torch
-import triton
 import triton.language as tl
 from torch import Tensor
+
+from classgrad.gradients.kernels._launch import cdiv, launched, next_power_of_2
 
 _PROGRAMS = 528
 """Programs that keep a large GPU busy."""
@@ -15,7 +16,7 @@ _LEAST_SHARE = 64
 """Classes that are worth a program of their own."""
 
 
-@triton.jit
+@launched
 def _weighted_sum(
     kept, weights, out, classes, share, width, row_stride, unit, CLASSES: tl.constexpr, WIDTH: tl.constexpr
 ):
@@ -37,7 +38,7 @@ def _weighted_sum(
     tl.store(out + tl.program_id(1).to(tl.int64) * width + column, total, mask=inside)
 
 
-@triton.jit
+@launched
 def _square_sums(kept, parts, width, row_stride, blocks, WIDTH: tl.constexpr, REPEATS: tl.constexpr):
     owner = tl.program_id(1)
     block = tl.program_id(0)
@@ -50,7 +51,7 @@ def _square_sums(kept, parts, width, row_stride, blocks, WIDTH: tl.constexpr, RE
     tl.store(parts + owner * blocks + block, tl.sum(total, 0))
 
 
-@triton.jit
+@launched
 def _sum_parts(parts, out, blocks, BLOCKS: tl.constexpr):
     owner = tl.program_id(0)
     total = tl.zeros((BLOCKS,), tl.float64)
@@ -60,7 +61,7 @@ def _sum_parts(parts, out, blocks, BLOCKS: tl.constexpr):
     tl.store(out + owner, tl.sum(total, 0).to(tl.float32))
 
 
-@triton.jit
+@launched
 def _weigh_rows(values, factors, out, width, size, SCALED: tl.constexpr, WIDTH: tl.constexpr):
     place = tl.program_id(0).to(tl.int64) * WIDTH + tl.arange(0, WIDTH)
     inside = place < size
@@ -79,7 +80,7 @@ def weigh_rows(values: Tensor, factors: Tensor, *, scaled: bool) -> Tensor:
     out = torch.empty_like(values)
     block = 1024
     if values.numel():
-        _weigh_rows[(triton.cdiv(values.numel(), block),)](
+        _weigh_rows[(cdiv(values.numel(), block),)](
             values, factors, out, values[0].numel(), values.numel(), SCALED=scaled, WIDTH=block, num_warps=4
         )
     return out
@@ -94,11 +95,11 @@ def weighted_sum(kept: Tensor, weights: Tensor, out: Tensor | None = None) -> Te
     out = kept.new_empty(width) if out is None else out
     if not width:
         return out
-    group = min(8, triton.next_power_of_2(max(1, classes)))
+    group = min(8, next_power_of_2(max(1, classes)))
     block = 512 if group > 4 else 1024
-    columns = triton.cdiv(width, block)
-    share = max(_LEAST_SHARE, triton.cdiv(triton.cdiv(classes, max(1, _PROGRAMS // columns)), group) * group)
-    shares = max(1, triton.cdiv(classes, share))
+    columns = cdiv(width, block)
+    share = max(_LEAST_SHARE, cdiv(cdiv(classes, max(1, _PROGRAMS // columns)), group) * group)
+    shares = max(1, cdiv(classes, share))
     target = out if shares == 1 else kept.new_empty(shares, width)
     _weighted_sum[(columns, shares)](
         kept,
@@ -120,7 +121,7 @@ def row_square_norms(kept: Tensor) -> Tensor:
     """Return ‖kept_l‖² of the rows (L, P), summed in single precision within blocks and in double over them."""
     classes, width = kept.shape
     block, repeats = 2048, 4
-    blocks = triton.cdiv(width, block * repeats)
+    blocks = cdiv(width, block * repeats)
     parts = torch.empty(classes, max(1, blocks), device=kept.device)
     if not kept.numel():
         return kept.new_zeros(classes)
@@ -135,6 +136,6 @@ def sum_parts(parts: Tensor) -> Tensor:
     classes, blocks = parts.shape
     out = parts.new_empty(classes)
     _sum_parts[(classes,)](
-        parts, out, blocks, BLOCKS=min(1024, triton.next_power_of_2(blocks)), num_warps=4 if blocks > 64 else 1
+        parts, out, blocks, BLOCKS=min(1024, next_power_of_2(blocks)), num_warps=4 if blocks > 64 else 1
     )
     return out

@@ -13,6 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from classgrad.gradients.kernels._combination import sum_parts
+from classgrad.gradients.kernels._launch import cdiv, launched
 from classgrad.gradients.kernels._segments import VARYING, Segments, locate, location, sum_slots
 
 
@@ -32,7 +33,7 @@ def _dots(rows, start, stop, other, end, width, PRECISION: tl.constexpr, TILE: t
     return total
 
 
-@triton.jit(do_not_specialize=VARYING)
+@launched(do_not_specialize=VARYING)
 def _pairs(
     a,
     b,
@@ -69,7 +70,7 @@ def ghost_norms(a: Tensor, b: Tensor, segments: Segments, tile: int, *, precisio
     a, b = a.contiguous(), b.contiguous()
     positions = a.shape[1]
     chunks = segments.cut(positions, tile)
-    ahead = max(1, triton.cdiv(segments.largest * positions, tile))
+    ahead = max(1, cdiv(segments.largest * positions, tile))
     parts = a.new_empty(chunks.slots, ahead)
     if not a.numel():
         return a.new_zeros(len(segments))

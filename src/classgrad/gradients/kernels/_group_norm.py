@@ -10,9 +10,10 @@ too large for that are summed first and read again.
 from __future__ import annotations
 
 import torch
-import triton
 import triton.language as tl
 from torch import Tensor
+
+from classgrad.gradients.kernels._launch import cdiv, launched, next_power_of_2
 
 _ELEMENTS = 32768
 """The most elements of x that a program holds."""
@@ -20,7 +21,7 @@ _TILE = 4096
 """Elements that a program is given if groups are small."""
 
 
-@triton.jit
+@launched
 def _whole_groups(
     dy,
     x,
@@ -70,7 +71,7 @@ def _whole_groups(
     tl.store(dx + place, (g - flat[:, None] - v * along[:, None]) * r[:, None], mask=there)
 
 
-@triton.jit
+@launched
 def _sums(
     dy,
     x,
@@ -106,7 +107,7 @@ def _sums(
     tl.store(bias_sums + row, tl.sum(by_bias, 1), mask=inside)
 
 
-@triton.jit
+@launched
 def _input_gradient(
     dy,
     x,
@@ -157,7 +158,7 @@ def group_norm_backward(
     group = channels // groups
     total = x.shape[0] * channels
     dx = torch.empty_like(x)
-    columns = triton.next_power_of_2(positions)
+    columns = next_power_of_2(positions)
     single = group & (group - 1) == 0 and group * columns <= _ELEMENTS
     if not single or not total:
         return (dx, *_in_two_passes(dy, x, mean, rstd, weight, groups, dx, shape))
@@ -167,7 +168,7 @@ def group_norm_backward(
     rows = max(group, min(least, _ELEMENTS // columns), _TILE // columns)
     while rows > least and rows * columns > 1024 and total < 512 * rows:  # a small batch should fill the device too
         rows //= 2
-    _whole_groups[(triton.cdiv(total, rows),)](
+    _whole_groups[(cdiv(total, rows),)](
         dy,
         x,
         mean,
@@ -194,7 +195,7 @@ def group_norm_sums(dy: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, groups: i
     total = weight_sums.numel()
     rows, columns = _tile(shape)
     if total:
-        _sums[(triton.cdiv(total, rows),)](
+        _sums[(cdiv(total, rows),)](
             dy,
             x,
             mean,
@@ -230,7 +231,7 @@ def _in_two_passes(
     rows, columns = _tile(shape)
     total = weight_sums.numel()
     if total:
-        _input_gradient[(triton.cdiv(total, rows), triton.cdiv(positions, columns))](
+        _input_gradient[(cdiv(total, rows), cdiv(positions, columns))](
             dy,
             x,
             mean,
@@ -252,7 +253,7 @@ def _in_two_passes(
 
 def _tile(shape: dict[str, int]) -> tuple[int, int]:
     """Return rows and columns of a program's tile of a loop over the positions."""
-    columns = min(triton.next_power_of_2(shape["POSITIONS"]), 64 if shape["STEP_C"] == 1 else 1024)
+    columns = min(next_power_of_2(shape["POSITIONS"]), 64 if shape["STEP_C"] == 1 else 1024)
     return max(1, 2048 // columns), columns
 
 

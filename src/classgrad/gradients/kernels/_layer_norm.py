@@ -9,14 +9,14 @@ the weight and the bias; the chunks' sums are then added class by class.
 from __future__ import annotations
 
 import torch
-import triton
 import triton.language as tl
 from torch import Tensor
 
+from classgrad.gradients.kernels._launch import launched, next_power_of_2
 from classgrad.gradients.kernels._segments import VARYING, Chunks, Segments, locate, location, sum_slots
 
 
-@triton.jit(do_not_specialize=VARYING)
+@launched(do_not_specialize=VARYING)
 def _backward(
     dy,
     x,
@@ -131,7 +131,7 @@ def _run(
     chunks, rows = _cut(segments, per_example, width)
     dx = torch.empty_like(x) if with_input else None
     parts = x.new_empty(chunks.slots, width if mean is None else 2 * width)
-    block = triton.next_power_of_2(width)
+    block = next_power_of_2(width)
     _backward[(chunks.slots,)](
         dy,
         x,
@@ -141,7 +141,7 @@ def _run(
         dx,
         parts,
         width,
-        eps,
+        float(eps),
         **location(segments, chunks),
         CENTRED=mean is not None,
         SAVED=rstd is not None,
@@ -156,7 +156,7 @@ def _run(
 
 def _cut(segments: Segments, per_example: int, width: int) -> tuple[Chunks, int]:
     """Return chunks that keep some 1000 programs busy, and how many rows of one a program holds at a time."""
-    rows = max(1, min(16, 4096 // triton.next_power_of_2(width)))
+    rows = max(1, min(16, 4096 // next_power_of_2(width)))
     total = segments.examples * per_example
     size = max(8, rows)  # the sums of a chunk of fewer rows would weigh as much as the rows
     while size < 256 and total > 1024 * size:

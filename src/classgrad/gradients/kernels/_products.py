@@ -13,14 +13,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
-import triton
 import triton.language as tl
 from torch import Tensor
 from torch.nn import functional as F
 
 from classgrad.gradients.kernels import lies_by_examples
 from classgrad.gradients.kernels._combination import sum_parts
+from classgrad.gradients.kernels._launch import cdiv, launched, next_power_of_2
 from classgrad.gradients.kernels._segments import (
     VARYING,
     Segments,
@@ -36,7 +37,7 @@ _BUSY = 132
 """Programs below which tiles are made smaller."""
 
 
-@triton.jit(do_not_specialize=VARYING)
+@launched(do_not_specialize=VARYING)
 def _products(
     a,
     b,
@@ -191,7 +192,7 @@ class _Product:
         taps_first: bool = True,
     ) -> Tensor:
         columns = self.channels if blocks.taps else self.channels * self.area
-        tiles = triton.cdiv(self.outer, blocks.m) * triton.cdiv(columns, blocks.n) * (self.area if blocks.taps else 1)
+        tiles = cdiv(self.outer, blocks.m) * cdiv(columns, blocks.n) * (self.area if blocks.taps else 1)
         chunks = segments.cut(self.rows_per_example, self._chunk(segments, tiles, blocks.k))
         size = self.outer * self.channels * self.area
         direct = chunks.whole
@@ -239,10 +240,10 @@ class _Product:
 
     def _chunk(self, segments: Segments, tiles: int, k: int) -> int:
         """Return how many rows of a class a program takes: all, unless too few programs would be busy."""
-        wanted = triton.cdiv(_PROGRAMS, tiles)
+        wanted = cdiv(_PROGRAMS, tiles)
         rows = segments.examples * self.rows_per_example
         largest = segments.largest * self.rows_per_example
-        chunk = max(4 * k, triton.cdiv(triton.cdiv(rows, wanted), 64) * 64)
+        chunk = max(4 * k, cdiv(cdiv(rows, wanted), 64) * 64)
         return max(1, largest) if largest <= chunk + chunk // 2 else chunk
 
 
@@ -342,14 +343,15 @@ def linear_blocks(a: Tensor, b: Tensor, segments: Segments) -> Blocks:
     return _blocks(b.shape[2], a.shape[2], 1, segments.largest * a.shape[1], segments.examples * a.shape[1], True)
 
 
+@lru_cache
 def _blocks(outer: int, channels: int, area: int, rows: int, total: int, taps: bool) -> Blocks:
-    k = max(16, min(32, triton.next_power_of_2(rows)))
+    k = max(16, min(32, next_power_of_2(rows)))
     few = rows <= k
     # the tests for the border at every tap need registers
     columns, widest = (channels, 128) if taps else (channels * area, 128 if few else 64)
-    m = max(16, min(128, triton.next_power_of_2(outer)))
-    n = max(16, min(widest, triton.next_power_of_2(columns)))
-    slots = max(1, triton.cdiv(total, max(4 * k, rows if few else 0)))
-    while m * n > 32 * 64 and triton.cdiv(outer, m) * triton.cdiv(columns, n) * (area if taps else 1) * slots < _BUSY:
+    m = max(16, min(128, next_power_of_2(outer)))
+    n = max(16, min(widest, next_power_of_2(columns)))
+    slots = max(1, cdiv(total, max(4 * k, rows if few else 0)))
+    while m * n > 32 * 64 and cdiv(outer, m) * cdiv(columns, n) * (area if taps else 1) * slots < _BUSY:
         m, n = (m // 2, n) if m > n else (m, n // 2)
     return Blocks(m, n, k, taps, warps=8 if m * n >= 128 * 128 else 4, stages=1 if few else 3)

@@ -20,6 +20,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from classgrad.gradients.kernels._launch import cdiv, launched, next_power_of_2
+
 
 @dataclass(frozen=True)
 class Chunks:
@@ -92,7 +94,7 @@ VARYING = ("classes", "uniform")
 """Arguments that change from batch to batch: a kernel is not compiled anew for their values."""
 
 
-@triton.jit(do_not_specialize=VARYING)
+@launched(do_not_specialize=VARYING)
 def _sum_slots(
     parts,
     out,
@@ -139,13 +141,13 @@ def sum_slots(parts: Tensor, segments: Segments, chunks: Chunks, out: Tensor | N
 
 def square_slots(parts: Tensor, segments: Segments, chunks: Chunks) -> Tensor:
     """Return the squared norms of these sums without making them, in parts (L, B) that remain to be added."""
-    blocks = triton.cdiv(parts.shape[1], _width(segments, chunks)[1])
+    blocks = cdiv(parts.shape[1], _width(segments, chunks)[1])
     return _reduce(parts, segments, chunks, parts.new_empty(len(segments), blocks), squares=True)
 
 
 def _reduce(parts: Tensor, segments: Segments, chunks: Chunks, out: Tensor, squares: bool, area: int = 1) -> Tensor:
     slots, block = _width(segments, chunks)
-    _sum_slots[(len(segments), triton.cdiv(parts.shape[1], block))](
+    _sum_slots[(len(segments), cdiv(parts.shape[1], block))](
         parts,
         out,
         segments.offsets,
@@ -167,7 +169,7 @@ def _reduce(parts: Tensor, segments: Segments, chunks: Chunks, out: Tensor, squa
 def _width(segments: Segments, chunks: Chunks) -> tuple[int, int]:
     """Return how many slots and columns a program adds at a time."""
     most = -(-segments.largest * chunks.rows_per_example // chunks.size)
-    slots = max(1, min(64, triton.next_power_of_2(most)))
+    slots = max(1, min(64, next_power_of_2(most)))
     return slots, max(32, 1024 // slots)
 
 
@@ -180,5 +182,5 @@ def location(segments: Segments, chunks: Chunks) -> dict[str, object]:
         "uniform": chunks.uniform,
         "chunk": chunks.size,
         "UNIFORM": chunks.uniform > 0,
-        "CLASSES": 1 if chunks.uniform else triton.next_power_of_2(len(segments)),
+        "CLASSES": 1 if chunks.uniform else next_power_of_2(len(segments)),
     }

@@ -46,10 +46,11 @@ class ConvTerm(ExamplesTerm):
     def __init__(
         self, module: _ConvNd, a: Tensor, b: Tensor, padding: tuple[int, ...], layout: ClassLayout, memory: Memory
     ) -> None:
-        inner, outer = module.weight.shape[1:].numel(), module.weight.shape[0]
+        shape = module.weight.shape
+        inner, outer = shape[1:].numel(), shape[0]
         positions = (a if module.transposed else b).shape[2:].numel()
         cost = (positions, inner, outer, layout, a.device.type)
-        super().__init__(a, b, layout, module.weight.shape, memory, cost, positions * inner * a.element_size())
+        super().__init__(a, b, layout, shape, memory, cost, positions * inner * a.element_size())
         self.module = module
         self.padding = padding
         plain = module.groups == 1
@@ -123,8 +124,8 @@ class ConvTerm(ExamplesTerm):
             fill_unequal(*self.rows(start, stop), self.layout, out)
         elif self.by_rows:
             for i, j in self.parts(start, stop):
-                part = out[i - start : j - start].flatten(2) if j > i else out[:0]
-                class_products(*self.rows(i, j), self.layout.sizes[i:j], part)
+                part = out if j - i == len(out) else out[i - start : j - start]
+                class_products(*self.rows(i, j), self.layout.sizes[i:j], part.flatten(2) if j > i else part)
         else:
             self._one_by_one(out, start, stop)
 
@@ -167,8 +168,8 @@ def conv_terms(call: Call, b: Tensor, layout: ClassLayout, memory: Memory, wante
 
 
 def _batched(call: Call, examples: int) -> bool:
-    dims = len(cast(Any, call.module).kernel_size) + 2
-    return call.input.dim() == dims and call.input.shape[0] == examples
+    shape = call.input.shape
+    return len(shape) == len(cast(Any, call.module).kernel_size) + 2 and shape[0] == examples
 
 
 for _layer in (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d):

@@ -54,12 +54,16 @@ class ExamplesTerm(Term):
 
     def grouped(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
         """Return the examples of a range of classes in class order, good until the next call."""
-        first, last = self.layout.span(start, stop)
-        if self.layout.order is None:
-            return self.a[first:last], self.b[first:last]
-        chosen = self.layout.order[first:last]
+        a, b, order = self.a, self.b, self.layout.order
+        if stop - start < self.classes:
+            first, last = self.layout.span(start, stop)
+            if order is None:
+                return a[first:last], b[first:last]
+            order = order[first:last]
+        elif order is None:
+            return a, b
         scratch = self.memory.scratch
-        return scratch.gathered("a", self.a, chosen), scratch.gathered("b", self.b, chosen)
+        return scratch.gathered("a", a, order), scratch.gathered("b", b, order)
 
     def owners(self, start: int, stop: int) -> Tensor:
         """Return the classes of the examples that :meth:`grouped` returns, counted from the first of them."""
@@ -139,7 +143,8 @@ class RowsTerm(ExamplesTerm):
             fill_unequal(*self.grouped(start, stop), self.layout, out)
             return
         for i, j in self.parts(start, stop):
-            class_products(*self.grouped(i, j), self.layout.sizes[i:j], out[i - start : j - start])
+            part = out if j - i == len(out) else out[i - start : j - start]
+            class_products(*self.grouped(i, j), self.layout.sizes[i:j], part)
 
     def without(self, gram: bool) -> bool:
         """Whether the ghost identity is cheaper."""
@@ -195,13 +200,13 @@ def linear_terms(call: Call, b: Tensor, layout: ClassLayout, memory: Memory, wan
     """Weight: rows; bias: the sum of b over the positions."""
     module = call.module
     assert isinstance(module, nn.Linear)
-    b = b.reshape(b.shape[0], -1, b.shape[-1])
+    given, b = b, b.reshape(b.shape[0], -1, b.shape[-1])
     terms: dict[str, Term] = {}
     if "bias" in wanted:
         if layout.order is None and kernels.available(b):
             terms["bias"] = Dense(kernels.class_row_sums(b, layout.segments), memory)
         else:
-            terms["bias"] = Sums(b.sum(1) if b.shape[1] > 1 else b[:, 0], layout, memory)
+            terms["bias"] = Sums(given if given.dim() == 2 else b.sum(1), layout, memory)
     if "weight" in wanted:
         a = call.input
         a = a.reshape(a.shape[0], -1, a.shape[-1]).to(b.dtype)

@@ -1,0 +1,120 @@
+"""The step on one batch: exact, or by remembered norms where that is due."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.amp.grad_scaler import GradScaler
+
+from classgrad.gradients._basis import Basis
+from classgrad.gradients._combine import class_losses, combine, scope_of
+from classgrad.gradients._engines import Plan
+from classgrad.gradients._joint import class_passes
+from classgrad.gradients._layout import ClassLayout
+from classgrad.gradients._lazy import LazyNorms
+from classgrad.gradients._parameters import own_parameters
+from classgrad.gradients._plain import weighted_backward
+from classgrad.gradients._step import Step
+from classgrad.gradients._stream import Direction
+from classgrad.gradients._write import scale_of, write
+
+
+class SingleStep:
+    """Makes the step of :meth:`ClassGradients.backward_laid_out`."""
+
+    def __init__(self, basis: Basis, norms: LazyNorms | None) -> None:
+        self._basis = basis
+        self._norms = norms
+
+    def make(self, losses: Tensor, layout: ClassLayout, scaler: GradScaler | None, lazy: bool | None) -> Step:
+        """Take the class gradients as far as the rule needs them and write the direction."""
+        basis = self._basis
+        if not layout.examples:
+            return basis.nothing(losses, layout)
+        extents, norms = self._recall(losses, layout, lazy)
+        scale = scale_of(scaler, losses)
+        unwritten: Tensor | float = 1.0  # the part of the scale that is not in the direction
+        f = class_losses(losses, layout)
+        parameters = basis.parameters
+        plain = self._plain(f, norms)
+        with basis.graph(losses, needed=norms is None or not plain) as graph:
+            plan = None if plain else basis.engines.plan(losses, layout, graph, parameters)
+            if plain:
+                step, direction = weighted_backward(
+                    losses, layout, f, scale, basis.rule, parameters, basis.wishes, norms
+                )
+            elif self._streams(plan, layout):
+                step, direction = self._class_by_class(losses, layout, scale)
+                unwritten = scale
+            else:
+                seed = scale / layout.examples
+                step, direction = combine(
+                    basis.engines.terms(losses, layout, plan, parameters, seed, gram=basis.asks_gram),
+                    scope_of(parameters, basis.model, basis.rule),
+                    basis.rule,
+                    f,
+                    layout,
+                    basis.wishes,
+                    factor=scale,
+                    target=scale,
+                    reference=basis.reference,
+                )
+            write(step, direction, basis.sparse, scaler, unwritten)
+            self._remember(step, layout, extents, lazy)
+            return step
+
+    def lazy(self, layout: ClassLayout) -> bool:
+        """Say whether the next step may go by remembered norms."""
+        if self._norms is None:
+            return False
+        return self._norms.lazy(layout, [p.requires_grad for p in own_parameters(self._basis.model)])
+
+    def made(self, step: Step, layout: ClassLayout) -> None:
+        """Count a step that was replayed from a recording."""
+        if self._norms is None:
+            return
+        if self._basis.classes is None:  # recordings of different classes do not know of each other
+            self._norms.forget()
+        else:
+            self._norms.note(layout, exact=step.norms is not None)
+
+    def _recall(self, losses: Tensor, layout: ClassLayout, lazy: bool | None) -> tuple[Tensor | None, Tensor | None]:
+        """Return what norms are remembered by, and those that a step is to go by, None if it is to take its own."""
+        unasked = lazy is None and losses.is_cuda and torch.cuda.is_current_stream_capturing()
+        if self._norms is None or unasked:  # whoever records a step without saying which kind replays an exact one
+            return None, None
+        due = self.lazy(layout) if lazy is None else lazy
+        if lazy is None:
+            self._norms.begin()
+        extents = self._norms.extents(losses, layout)
+        return extents, self._norms.norms(extents) if due else None
+
+    def _remember(self, step: Step, layout: ClassLayout, extents: Tensor | None, lazy: bool | None) -> None:
+        if self._norms is not None and extents is not None:
+            self._norms.keep(step, extents)
+            if lazy is None:
+                self._norms.note(layout, exact=step.norms is not None)
+
+    def _plain(self, f: Tensor, norms: Tensor | None) -> bool:
+        """Whether nothing needs the classes told apart, so that one ordinary backward pass will do."""
+        rule, wishes = self._basis.rule, self._basis.wishes
+        asked = rule.needs or wishes.norms or wishes.gram
+        blind = not asked and rule.per == "model" and rule.separable
+        return (blind or norms is not None) and (f.is_cuda or bool(f.isfinite().all()))
+
+    def _streams(self, plan: Plan | None, layout: ClassLayout) -> bool:
+        """Whether the classes should be taken one by one: they may, and nothing shorter is possible."""
+        basis = self._basis
+        if not basis.rule.separable or basis.wishes.gram:
+            return False
+        if plan is None or not plan.rest:
+            return plan is None
+        rest = [p for p in basis.parameters if id(p) in plan.rest]
+        return len(layout) * sum(p.numel() * p.element_size() for p in rest) > basis.max_memory
+
+    def _class_by_class(self, losses: Tensor, layout: ClassLayout, scale: Tensor | float) -> tuple[Step, Direction]:
+        stream = self._basis.stream(layout.examples)
+        passes = class_passes(losses, layout, list(stream.scopes), scale / layout.examples, keep_graph=False)
+        for position, (label, gradients) in enumerate(zip(layout.classes.tolist(), passes, strict=True)):
+            stream.add(label, losses[layout.index == position], gradients, scale)
+        return stream.finish()
