@@ -168,8 +168,9 @@ def test_several_processes_share_a_gpu():
         assert found.differences(expected) == []
 
 
-@pytest.mark.parametrize("last", [False, True])
-@pytest.mark.parametrize("name", ["gd", "sgd", "pcngd", "pcnsgd+o", "pcnsgd+r"])
+@pytest.mark.parametrize(
+    ("name", "last"), [("gd", False), ("sgd", True), ("pcngd", False), ("pcnsgd+o", True), ("pcnsgd+r", True)]
+)
 @pytest.mark.filterwarnings("ignore")  # the compiler has many
 def test_a_compiled_network_trains_alike_and_repeats(name, last):
     chosen = spec(name, model="simple_cnn", steps=12, lr=0.01, channels_last=last)
