@@ -80,7 +80,7 @@ def mixed_behind(losses: Tensor, layout: ClassLayout, calls: Calls, names: dict[
             chosen = (layout.index >> digit) % 2 == side
             gradients = gradients_of(losses, edges, chosen.to(losses.dtype), retain_graph=True)
             for each, gradient in reversed(list(zip(calls, gradients, strict=True))):
-                if gradient is not None and _felt(gradient[~chosen]):
+                if gradient is not None and _felt(gradient.reshape(each.call.shape)[~chosen]):
                     return f"{names[each.call.module]} ({type(each.call.module).__name__})"
     return None
 

@@ -66,7 +66,7 @@ def fused_terms(
         last = gradients_of(losses, [each.edge for each in ends], seeds, keep_graph)
         for each, b in zip(ends, last, strict=True):  # autograd stops in front of where it is told to go
             if b is not None:
-                take(each, b, False)
+                take(each, b.reshape(each.call.shape), False)
     finally:
         for each, handle in zip(calls, handles, strict=True):
             each.call.sink = None

@@ -89,14 +89,17 @@ def _saved_statistics(output: Tensor) -> tuple[Tensor, Tensor] | None:
 
 
 _OWN = {
-    nn.Linear: "AddmmBackward0",
-    nn.Conv1d: "ConvolutionBackward0",
-    nn.Conv2d: "ConvolutionBackward0",
-    nn.Conv3d: "ConvolutionBackward0",
-    nn.GroupNorm: "NativeGroupNormBackward0",
-    nn.LayerNorm: "NativeLayerNormBackward0",
+    nn.Linear: ("AddmmBackward0", "MmBackward0"),
+    nn.Conv1d: ("ConvolutionBackward0",),
+    nn.Conv2d: ("ConvolutionBackward0",),
+    nn.Conv3d: ("ConvolutionBackward0",),
+    nn.GroupNorm: ("NativeGroupNormBackward0",),
+    nn.LayerNorm: ("NativeLayerNormBackward0",),
 }
-"""The operation that makes a layer's output if nobody interferes, and whose output is no view of anything."""
+"""The operations that make a layer's output if nobody interferes, and whose output is no view of anything."""
+
+_VIEWS = ("ViewBackward0", "UnsafeViewBackward0")
+"""How a linear layer gives the rows that its product made the dimensions of its input."""
 
 MARKED: set[type] = set()
 """Types of nodes that hold calls."""
@@ -111,11 +114,10 @@ def tap(owner: Hashable, call: Call, output: Tensor) -> Tensor | None:
     A new node costs several times as much, forward and backward.
     """
     tapped: Tensor
-    node: Any = output.grad_fn
     if _has_kernel(call, output):
         weight, bias = (getattr(call.module, name) for name in ("weight", "bias"))
         tapped = _Normalization.apply(call, call.input, weight, bias, output.detach())  # type: ignore[no-untyped-call]
-    elif type(node).__name__ == _OWN.get(type(call.module)):
+    elif (node := _own_node(call, output)) is not None:
         MARKED.add(type(node))
         node.metadata[owner] = call
         return None
@@ -123,6 +125,15 @@ def tap(owner: Hashable, call: Call, output: Tensor) -> Tensor | None:
         tapped = _Tap.apply(output, call)  # type: ignore[no-untyped-call]
     MARKED.add(type(tapped.grad_fn))
     return tapped
+
+
+def _own_node(call: Call, output: Tensor) -> Any:
+    """Return the node of the operation that made the output, None if it is not the layer's usual one."""
+    usual = _OWN.get(type(call.module), ())
+    node: Any = output.grad_fn
+    if type(call.module) is nn.Linear and type(node).__name__ in _VIEWS:
+        node = node.next_functions[0][0]  # that of the view is lost if the output is changed in place
+    return node if type(node).__name__ in usual else None
 
 
 def call_of(owner: Hashable, node: Any) -> Call | None:
@@ -147,7 +158,7 @@ def listen(node: Any, call: Call) -> RemovableHandle | None:
 def _arrived(call: Call, gradients: tuple[Tensor | None, ...]) -> None:
     if call.sink is not None:
         b = gradients[0]
-        call.sink(call.input.new_zeros(call.shape) if b is None else b, False)
+        call.sink(call.input.new_zeros(call.shape) if b is None else b.reshape(call.shape), False)
 
 
 def _has_kernel(call: Call, output: Tensor) -> bool:

@@ -155,6 +155,18 @@ def test_in_place_activations(activation, layer):
     assert_exact(model, lambda: cross_entropy(model(x), y), y)
 
 
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("activation", [*IN_PLACE, None])
+@pytest.mark.parametrize("lie", [lambda x: x, lambda x: x.transpose(1, 2).contiguous().transpose(1, 2)])
+def test_linear_layers_over_positions(activation, bias, lie):
+    """Their product has rows of examples and positions alike, and a view gives them their dimensions."""
+    between = nn.Identity() if activation is None else IN_PLACE[activation]()
+    model = nn.Sequential(nn.Linear(4, 4, bias=bias), between, nn.Linear(4, 3, bias=bias)).double()
+    x, y = batch()
+    x = lie(torch.stack([x, 2 * x, x - 1], 1))
+    assert_exact(model, lambda: cross_entropy(model(x).mean(1), y), y)
+
+
 class Reuses(nn.Module):
     """Changes the input of a layer after the layer has used it."""
 
