@@ -20,6 +20,7 @@ import torch
 from _kernel_case import Case, measure
 from _kernel_norms import class_sums, group_norm, layer_norm
 from _kernel_products import combination, convolution, linear, sweep
+from _machine import need_gpu
 
 KERNELS: dict[str, Callable[[list[list[int]], str], Iterator[Case]]] = {
     "groupnorm": lambda layouts, _: group_norm(layouts),
@@ -39,6 +40,7 @@ def main() -> None:
     parser.add_argument("--budget", type=float, default=55.0, help="seconds after which no further case is begun")
     parser.add_argument("--sweep", action="store_true", help="time ways to cut the products instead (minutes)")
     options = parser.parse_args()
+    need_gpu()
     pairs = [tuple(int(v) for v in layout.split("x")) for layout in options.layouts.split(",")]
     layouts = [[size] * classes for classes, size in pairs]
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = not options.ieee

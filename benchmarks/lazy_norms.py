@@ -51,7 +51,7 @@ PROBLEMS: dict[str, dict[str, Any]] = {
     "digits-bi20": {"lr": 0.1, "steps": 200, "batch_size": 64, "model_options": {"hidden": [64]}},
     "digits-mul10": {"lr": 0.1, "steps": 200, "batch_size": 64, "model_options": {"hidden": [64]}},
     "gaussian-bi60": {"lr": 0.05, "steps": 200, "batch_size": 122, "model_options": {"hidden": [16]}},
-    "bi7a": {"lr": 0.05, "steps": 1000, "batch_size": 128, "model": "simple_cnn", "chunk": 8192},
+    "bi7a": {"lr": 0.05, "steps": 1000, "batch_size": 128, "model": "simple_cnn", "chunk": 512},
 }
 NEVER = 1e9  # a drift that no class reaches
 
@@ -149,9 +149,19 @@ def watched_run(spec: RunSpec, dataset: Dataset, look: int) -> Seen:
         if spec.rule_options["refresh"] > 1:
             trainer.update = watched  # type: ignore[method-assign]
         recorder = Recorder(run_meta(spec, dataset, device))
-        run = Loop(trainer, recorder, None, Interruption(), 60.0, None, dataset.preprocessing).run(resume=False)
+        run = finished(Loop(trainer, recorder, None, Interruption(), 60.0, None, dataset.preprocessing))
         trainer.close()
     return Seen(run, exact, angles, lengths)
+
+
+def finished(loop: Loop) -> Run:
+    steps = loop.run(resume=False)
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            run: Run = end.value
+            return run
 
 
 def seen(spec: RunSpec, dataset: Dataset, out: Path, look: int) -> Seen:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import platform
 import statistics
 import sys
@@ -335,6 +336,7 @@ def _peak_memory(run: Callable[[], float], device: str) -> int:
         torch.cuda.reset_peak_memory_stats()
         run()
         return max(1, torch.cuda.max_memory_allocated() - before)
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # it would tell of every start and stop
     from torch.profiler import ProfilerActivity, profile
 
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:

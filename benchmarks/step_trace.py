@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 import step_cost
 import torch
+from _machine import need_gpu
 from torch.profiler import ProfilerActivity, profile
 
 REPLAYS = 30
@@ -49,6 +50,7 @@ def main() -> None:
     parser.add_argument("--layouts", default="2x64,10x13,100x2,1000x1")
     parser.add_argument("--top", type=int, default=20, help="kernels to name, the longest first")
     given = parser.parse_args()
+    need_gpu()
     torch.set_float32_matmul_precision("high")
     for name in given.models.split(","):
         make, inputs = step_cost.MODELS[name]
