@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import gc
 import json
-import platform
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -27,6 +26,7 @@ import numpy as np
 import sampler_rate
 import step_cost
 import torch
+from _machine import Row, Rows, machine_name
 from scale_figures import write_figures
 from scale_tables import tables
 from torch import Tensor, nn
@@ -43,29 +43,7 @@ TOKENS = 64
 EXAMPLES = (100_000, 1_000_000, 10_000_000, 100_000_000)
 SAMPLER_CLASSES = (10, 1_000)
 
-Row = dict[str, Any]
 Job = tuple[Row, Callable[[], Row]]
-
-
-class Rows:
-    """The rows measured so far, in a file."""
-
-    def __init__(self, path: Path, machine: str) -> None:
-        self._path = path
-        self.content: dict[str, Any] = {"machine": machine, "torch": torch.__version__, "rows": []}
-        if path.exists():
-            self.content = json.loads(path.read_text())
-        if (self.content["machine"], self.content["torch"]) != (machine, torch.__version__):
-            raise SystemExit(f"{path} is of another machine or torch ({self.content['machine']}): give another file")
-
-    def has(self, key: Row) -> bool:
-        return any(all(row.get(name) == value for name, value in key.items()) for row in self.content["rows"])
-
-    def add(self, row: Row) -> None:
-        self.content["rows"].append(row)
-        partial_file = self._path.with_suffix(".tmp")
-        partial_file.write_text(json.dumps(self.content, indent=1))
-        partial_file.replace(self._path)
 
 
 def contenders(device: str, max_memory: int) -> dict[str, step_cost.Contender]:
@@ -182,7 +160,7 @@ def measure(given: argparse.Namespace, rows: Rows) -> bool:
     start = time.monotonic()
     for axis in given.only.split(","):
         for key, run in AXES[axis](given):
-            if rows.has(key):
+            if rows.find(key) is not None:
                 continue
             if time.monotonic() - start > given.budget:
                 return False
@@ -227,8 +205,7 @@ def main() -> None:
     warnings.simplefilter("ignore")
     if given.tf32:
         torch.set_float32_matmul_precision("high")
-    cuda = given.device == "cuda"
-    machine = torch.cuda.get_device_name() if cuda else platform.processor() or platform.machine()
+    machine = machine_name(given.device)
     rows = Rows(given.json, machine)
     complete = measure(given, rows)
     print(f"\n{machine}, torch {torch.__version__}, {torch.get_num_threads()} threads\n")

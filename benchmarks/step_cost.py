@@ -7,7 +7,7 @@ fused engine with the forward left to it (backward_through), which then brings t
 
     python benchmarks/step_cost.py [--models simple_cnn,mlp] [--layouts 2x64,10x13] [--contenders fused,joint]
                                    [--device cpu|cuda] [--seconds 3] [--limit 20] [--grouped] [--tf32] [--max-memory 2]
-                                   [--json FILE]
+                                   [--json FILE] [--budget 300]
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import statistics
 import sys
 import tempfile
@@ -26,6 +25,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
+from _machine import Row, Rows, machine_name
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -365,7 +365,8 @@ def main() -> None:
     parser.add_argument("--grouped", action="store_true", help="labels in class order")
     parser.add_argument("--tf32", action="store_true", help="let matrix products of a GPU use TF32")
     parser.add_argument("--max-memory", type=float, default=MAX_MEMORY / 2**30, help="of ClassGradients, in GiB")
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--json", type=Path, help="file of the rows, made or gone on with")
+    parser.add_argument("--budget", type=float, default=float("inf"), help="seconds after which no new row is begun")
     options = parser.parse_args()
     contenders = ["plain", *(c for c in options.contenders.split(",") if c != "plain")]
     held = {"max_memory": round(options.max_memory * 2**30)}
@@ -374,27 +375,44 @@ def main() -> None:
     warnings.simplefilter("ignore")
     if options.tf32:
         torch.set_float32_matmul_precision("high")
-    machine = torch.cuda.get_device_name() if options.device == "cuda" else platform.processor() or platform.machine()
+    machine = machine_name(options.device)
     print(
-        f"{machine}, torch {torch.__version__}, {torch.get_num_threads()} threads: time ratio (memory ratio) to plain"
+        f"{machine}, torch {torch.__version__}, {torch.get_num_threads()} threads: time ratio (memory ratio) to plain\n"
     )
-    print(f"{'model':<12}{'classes':>9}{'plain ms':>10}" + "".join(f"{c:>16}" for c in contenders[1:]), flush=True)
-    rows = []
+    titles = ["model", "classes × each", "plain, ms", *contenders[1:]]
+    captured = all(c in contenders for c in GRAPHS)
+    titles += ["captured ÷ plain captured"] if captured else []
+    print(f"| {' | '.join(titles)} |\n|{'---|' * len(titles)}", flush=True)
+    rows = Rows(options.json, machine)
+    start = time.monotonic()
     for name in options.models.split(","):
         for layout in layouts:
-            results = measure(name, layout, chosen, options.device, options.seconds, options.grouped, options.limit)
-            rows.append({"model": name, "layout": layout, "results": results})
-            cells = [f"{results['plain']['seconds'] * 1e3:>10.1f}"]
-            for c in contenders[1:]:
-                r = results[c]
-                ratios = "–" if "failed" in r else f"{r['time_ratio']:.2f} ({r['memory_ratio']:.1f})"
-                cells.append(f"{ratios:>16}")
-            print(f"{name:<12}{f'{layout[0]}x{layout[1]}':>9}" + "".join(cells), flush=True)
-            for c in contenders[1:]:
-                if "failed" in results[c]:
-                    print(f"  {c}: {results[c]['failed']}", file=sys.stderr)
-    if options.json:
-        options.json.write_text(json.dumps({"machine": machine, "torch": torch.__version__, "rows": rows}, indent=1))
+            key = {"model": name, "layout": list(layout), "contenders": contenders}
+            key |= {"grouped": options.grouped, "tf32": options.tf32, **held}
+            found = rows.find(key)
+            if found is None:
+                if time.monotonic() - start > options.budget:
+                    print("The budget ended before the rows did: run the same command again.")
+                    return
+                how = (options.device, options.seconds, options.grouped, options.limit)
+                found = {**key, "results": measure(name, layout, chosen, *how)}
+                rows.add(found)
+            show(found)
+
+
+def show(row: Row) -> None:
+    """Print a row of the table, and on the error stream why a contender has no time."""
+    results = row["results"]
+    cells = [row["model"], " × ".join(map(str, row["layout"])), f"{1e3 * results['plain']['seconds']:.1f}"]
+    for contender in row["contenders"][1:]:
+        r = results[contender]
+        cells.append("–" if "failed" in r else f"{r['time_ratio']:.2f} ({r['memory_ratio']:.2f})")
+        if "failed" in r:
+            print(f"  {contender}: {r['failed']}", file=sys.stderr)
+    if all(c in results for c in GRAPHS):
+        times = [results[c].get("seconds") for c in GRAPHS]
+        cells.append(f"{times[0] / times[1]:.2f}" if all(times) else "–")
+    print(f"| {' | '.join(cells)} |", flush=True)
 
 
 if __name__ == "__main__":

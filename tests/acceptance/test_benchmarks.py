@@ -24,7 +24,7 @@ def called(script: str, *arguments: str, folder: Path) -> subprocess.CompletedPr
         (
             "step_cost",
             "--models mlp --layouts 2x2 --contenders fused,through,split --seconds 0.01",
-            "mlp               2x2",
+            "| mlp | 2 × 2 |",
         ),
         ("lazy_norms", "price --models mlp --layouts 2x2 --seconds 0.05 --refresh 1,2", "| mlp | 2 × 2 |"),
         (

@@ -33,7 +33,8 @@ Scheduler = Annotated[
 BatchSize = Annotated[int, typer.Option(metavar="N", help="Examples in a batch (not for full-batch algorithms).")]
 Steps = Annotated[int, typer.Option(metavar="N", help="Number of updates.")]
 Seeds = Annotated[
-    str, typer.Option(metavar="N|LIST", help="How many seeds (0, 1, ...), or which, as 3,5,8; one run each.")
+    str,
+    typer.Option(metavar="N|LIST", help="How many seeds (0, 1, ...), or which: 3,5,8, or 7, for one. A run each."),
 ]
 Grid = Annotated[
     str, typer.Option(metavar="GRID", help="Measured steps: log, log:POINTS, authors, all, or a list as 1,10,100.")
