@@ -25,6 +25,10 @@ def class_labels(values: npt.NDArray[Any], origin: str) -> tuple[Labels, tuple[s
             raise InputError(
                 f"{origin}: labels must be texts or whole numbers, found fractions: is this a measurement?"
             )
+        if not (np.abs(values) < 2.0**63).all():
+            raise InputError(
+                f"{origin}: labels must be texts or whole numbers below 2^63, found {values[np.abs(values).argmax()]}"
+            )
         values = values.astype(np.int64)
     if values.dtype.kind not in "iubU":
         raise InputError(f"{origin}: labels must be texts or whole numbers, found type {values.dtype}")

@@ -38,11 +38,18 @@ def npz_labels(arrays: dict[str, npt.NDArray[Any]], path: Path) -> npt.NDArray[A
     if "classes" not in arrays:
         return y
     names = arrays["classes"].astype(str).ravel()
+    if len(set(names)) < len(names):
+        raise InputError(f"{path}: classes must be different names, found {_repeated(names)!r} more than once")
     if y.dtype.kind not in "iu" or not np.array_equal(np.unique(y), np.arange(len(names))):
         raise InputError(
             f"{path}: with classes, y must hold every number of 0..{len(names) - 1}, found {np.unique(y)[:5]}"
         )
     return np.asarray(names[y])
+
+
+def _repeated(names: npt.NDArray[Any]) -> str:
+    found, counts = np.unique(names, return_counts=True)
+    return str(found[counts > 1][0])
 
 
 def npz_examples(arrays: dict[str, npt.NDArray[Any]], path: Path) -> Tensor:

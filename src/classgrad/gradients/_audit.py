@@ -36,7 +36,8 @@ def covered_calls(calls: Iterable[tuple[GradientEdge, Call]], examples: int) -> 
     for edge, call in calls:  # hot: at every step, for every layer
         rule = rule_of(call.module)
         if rule is not None and rule.applies(call, examples):
-            known = {name: p for name, p in call.parameters.items() if name in rule.parameters}
+            # the rules know no conjugates
+            known = {n: p for n, p in call.parameters.items() if n in rule.parameters and not p.is_complex()}
             out.append(CoveredCall(edge, call, rule, known))
     return out
 
@@ -68,21 +69,36 @@ def uses_of(calls: Calls) -> Counter[int]:
     return Counter([id(p) for each in calls for p in each.parameters.values()])
 
 
-def mixed_behind(losses: Tensor, layout: ClassLayout, calls: Calls, names: dict[nn.Module, str]) -> str | None:
-    """Return the name of a layer behind which examples are mixed, so that rows of its output are not examples.
+class Probe(NamedTuple):
+    """What sending back the losses of some classes and not of others showed."""
 
-    The losses of some classes are sent back; no example of another class may feel it at any layer. Two sets of classes
-    for each binary digit of a class's position tell every class from every other, in both directions.
+    mixer: str | None
+    """A layer behind which examples are mixed, so that rows of its output are not examples."""
+    conclusive: bool
+    """Whether every layer felt anything at all: one behind weights of zero would not have felt mixing either."""
+
+
+def probe(losses: Tensor, layout: ClassLayout, calls: Calls, names: dict[nn.Module, str]) -> Probe:
+    """Send back the losses of some classes: no example of another class may feel it at any layer.
+
+    Two sets of classes for each binary digit of a class's position tell every class from every other, in both
+    directions.
     """
+    numb = set(range(len(calls))) if len(layout) > 1 else set()
     edges = [each.edge for each in calls]
     for digit in range((len(layout) - 1).bit_length() if calls else 0):
         for side in (0, 1):
             chosen = (layout.index >> digit) % 2 == side
             gradients = gradients_of(losses, edges, chosen.to(losses.dtype), retain_graph=True)
-            for each, gradient in reversed(list(zip(calls, gradients, strict=True))):
-                if gradient is not None and _felt(gradient.reshape(each.call.shape)[~chosen]):
-                    return f"{names[each.call.module]} ({type(each.call.module).__name__})"
-    return None
+            for number, (each, gradient) in reversed(list(enumerate(zip(calls, gradients, strict=True)))):
+                if gradient is None:
+                    continue
+                examples = gradient.reshape(each.call.shape)
+                if _felt(examples[~chosen]):
+                    return Probe(f"{names[each.call.module]} ({type(each.call.module).__name__})", True)
+                if number in numb and _felt(examples[chosen]):
+                    numb.remove(number)
+    return Probe(None, not numb and bool(losses.isfinite().all()))
 
 
 def _felt(gradient: Tensor) -> bool:

@@ -110,6 +110,6 @@ class Basis:
     def nothing(self, losses: Tensor, layout: ClassLayout) -> Step:
         """Return the step of an empty batch."""
         zeros = losses.new_zeros(len(layout)).detach()
-        step = Step(layout.classes, layout.counts, zeros, zeros, zeros == 0, zeros)
+        step = Step(layout.classes.clone(), layout.counts.clone(), zeros, zeros, zeros == 0, zeros)
         refuse(step, self.wishes)
         return step

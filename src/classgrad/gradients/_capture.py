@@ -10,10 +10,11 @@ import torch
 from torch import Tensor, nn
 from torch._compile import _disable_dynamo
 from torch.autograd.graph import GradientEdge
+from torch.nn.modules.module import _global_forward_hooks as _GLOBAL_HOOKS
 from torch.utils.hooks import RemovableHandle
 
 from classgrad._errors import InputError
-from classgrad.gradients._taps import Call, call_of, let_go, tap
+from classgrad.gradients._taps import Call, call_of, let_go, own_node, tap
 
 _ROOM = 256
 """Calls that are noted before those of graphs that are gone are looked for."""
@@ -48,10 +49,23 @@ class Capture:
         if torch._C._current_graph_task_id() != -1:  # gradient checkpointing runs the layer again
             return None
         call = Call(module, args, kwargs, output)
+        if self._preceded(module) and own_node(call, output) is None:  # another hook may have changed the output
+            return None
         self._references.append(weakref.ref(call))
         if len(self._references) > self._room:  # forwards that nobody made a step of
             self._room = max(_ROOM, 2 * len(self._nodes))
         return tap(self, call, output)
+
+    def _preceded(self, module: nn.Module) -> bool:
+        """Whether other hooks than ours came first, though ours was put in front of those that were there."""
+        if _GLOBAL_HOOKS:
+            return True
+        for hook in module._forward_hooks.values():
+            if hook == self._hook:
+                break
+            if not isinstance(getattr(hook, "__self__", None), Capture):
+                return True
+        return False
 
     @_disable_dynamo  # torch.compiler.disable, but it loads the compiler at the first call rather than here
     def _untraced(self, *called: Any) -> Tensor | None:

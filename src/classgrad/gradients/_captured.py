@@ -88,7 +88,9 @@ class CapturedStep:
         settings = None if self._update is None else self._update.key
         lazy = self.grads.lazy(layout)
         try:
-            return self._recordings((key, settings, lazy), lambda batch: self._work(batch, y, layout, lazy), x)
+            return self._recordings(
+                (key, settings, lazy, self.grads.rule), lambda batch: self._work(batch, y, layout, lazy), x
+            )
         except Unrecordable as error:
             raise InputError(f"{error} Use ClassGradients.backward for this model and loss.") from error
 

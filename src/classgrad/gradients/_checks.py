@@ -42,12 +42,18 @@ def check_settings(model: object, rule: object, max_memory: int, mixing: object)
     """Raise for settings of the wrong kind."""
     if not isinstance(model, nn.Module):
         raise InputError(f"Parameter `model` should be a torch.nn.Module. Found {type(model).__name__}.")
-    if rule is not None and not isinstance(rule, Rule):
-        raise InputError(f"Parameter `rule` should be a rule such as Normalize(). Found {rule!r}.")
+    if rule is not None:
+        check_rule(rule)
     if not isinstance(mixing, Sequence) or not all(isinstance(kind, type) for kind in mixing):
         raise InputError(f"Parameter `mixing` should be a sequence of layer types. Found {mixing!r}.")
     if max_memory < 0:
         raise InputError(f"Parameter `max_memory` should be a number of bytes of at least 0. Found {max_memory!r}.")
+
+
+def check_rule(rule: object) -> None:
+    """Raise for what is no rule."""
+    if not isinstance(rule, Rule):
+        raise InputError(f"Parameter `rule` should be a rule such as Normalize(). Found {rule!r}.")
 
 
 def check_group(model: nn.Module, group: object, classes: object) -> None:

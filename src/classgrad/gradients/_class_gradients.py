@@ -16,11 +16,11 @@ from classgrad._errors import InputError
 from classgrad.gradients import layers as layers  # enters the layer rules
 from classgrad.gradients._accumulate import Accumulator
 from classgrad.gradients._basis import Basis
-from classgrad.gradients._checks import check_choice, check_group, check_labels, check_settings
+from classgrad.gradients._checks import check_choice, check_group, check_labels, check_rule, check_settings
 from classgrad.gradients._combine import Reference, Wishes
 from classgrad.gradients._engines import Engine, Engines
 from classgrad.gradients._layout import ClassLayout, declared_classes
-from classgrad.gradients._lazy import lazy_norms
+from classgrad.gradients._lazy import LazyNorms, lazy_norms
 from classgrad.gradients._micro_batches import LossFunction, MicroBatches
 from classgrad.gradients._research import gradient_table, verification
 from classgrad.gradients._select import holds, select
@@ -86,8 +86,7 @@ class ClassGradients:
         self._engines = Engines(model, engine, max_memory, mixing)
         wishes = Wishes(norms, gram, on_missing, on_nonfinite)
         self._basis = Basis(model, rule or Normalize(), self._engines, self.classes, wishes, group)
-        self._lazy = None if norms or gram or group or engine == "split" else lazy_norms(self.rule)
-        self._single = SingleStep(self._basis, self._lazy)
+        self._single = SingleStep(self._basis, self._remembering())
         self._micro_batches = MicroBatches(self._basis)
         weakref.finalize(self, self._engines.abandon)
 
@@ -110,7 +109,16 @@ class ClassGradients:
 
     @rule.setter
     def rule(self, rule: Rule) -> None:
-        self._basis.rule = rule
+        check_rule(rule)
+        if rule is not self.rule:
+            self._basis.rule = rule
+            self._single.norms = self._remembering()
+
+    def _remembering(self) -> LazyNorms | None:
+        """Return what remembers norms from step to step, if the rule wants that and the settings allow for it."""
+        wishes = self._basis.wishes
+        exact = wishes.norms or wishes.gram or self._basis.group is not None or self.engine == "split"
+        return None if exact else lazy_norms(self.rule)
 
     @property
     def parameters(self) -> list[nn.Parameter]:
@@ -166,12 +174,13 @@ class ClassGradients:
 
         The full-batch class gradients of :meth:`refresh` are not among it.
         """
-        return {} if self._lazy is None else self._lazy.state_dict()
+        norms = self._single.norms
+        return {} if norms is None else norms.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on as the object that :meth:`state_dict` was taken from would have."""
-        if self._lazy is not None:
-            self._lazy.load_state_dict(state, next(iter(self.model.parameters())).device)
+        if self._single.norms is not None:
+            self._single.norms.load_state_dict(state, next(iter(self.model.parameters())).device)
 
     def accumulate(
         self, losses: Tensor, y: Tensor, *, scaler: GradScaler | None = None, total: int | None = None
@@ -204,7 +213,8 @@ class ClassGradients:
         tensor, or tuples, lists and dicts of tensors, with the examples in the first dimension.
 
         The fused engine has the examples brought into class order before the forward, which spares it to do so at every
-        layer; random layers such as dropout then draw for them in that order.
+        layer; random layers such as dropout then draw for them in that order. So everything that belongs to single
+        examples, such as their weights, must come to ``loss_fn`` as part of ``x``.
 
         A step that goes by remembered norms (see :meth:`backward`) is cheaper this way: that is known before the
         forward, so the hooks rest.

@@ -12,7 +12,7 @@ from classgrad._errors import InputError
 from classgrad.gradients._layout import ClassLayout
 from classgrad.gradients._pack import Pack, pack
 from classgrad.gradients._step import Step
-from classgrad.gradients._terms import Term
+from classgrad.gradients._terms import Term, promote
 from classgrad.rules import ClassStatistics, Rule
 
 Terms = Mapping[nn.Parameter, Term]
@@ -44,7 +44,7 @@ def scope_of(parameters: Sequence[nn.Parameter], model: nn.Module, rule: Rule) -
 
 def class_losses(losses: Tensor, layout: ClassLayout) -> Tensor:
     """Return f^(l) = 1/n Σ over the class's examples."""
-    return layout.sum(losses.detach()) / max(1, layout.examples)
+    return layout.sum(promote(losses.detach())) / max(1, layout.examples)
 
 
 def combine(
@@ -84,8 +84,8 @@ def combine(
     ]
     weights = each_scope[0] if rule.per == "model" else torch.stack(each_scope)
     step = Step(
-        classes=layout.classes,
-        counts=layout.counts,
+        classes=layout.classes.clone(),  # the layout is kept for the next batch that is alike
+        counts=layout.counts.clone(),
         losses=losses,
         weights=weights,
         finite=finite,
@@ -108,9 +108,11 @@ def combine(
 
 def weigh_blindly(rule: Rule, losses: Tensor, layout: ClassLayout, finite: Tensor, norms: Tensor | None = None) -> Step:
     """Return the step of a rule that needs to know nothing of the class gradients, or only remembered ``norms``."""
-    weights = _weights(rule, layout, (layout.counts > 0) & finite, norms)
+    active = (layout.counts > 0) & finite
+    # the extents of losses below 0 say nothing of a norm
+    weights = _weights(rule, layout, active if norms is None else active & (norms > 0), norms)
     weights = weights.to(losses.dtype) if norms is None else weights  # in low precision 1/‖g_l‖ may overflow
-    return Step(layout.classes, layout.counts, losses, weights, finite)
+    return Step(layout.classes.clone(), layout.counts.clone(), losses, weights, finite)
 
 
 def refuse(step: Step, wishes: Wishes) -> None:

@@ -8,9 +8,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
 
+import torch
 from torch import Tensor, nn
 
-from classgrad.gradients._audit import Calls, covered_calls, may_mix, mixed_behind, mixing_layer, uncovered
+from classgrad.gradients._audit import Calls, covered_calls, may_mix, mixing_layer, probe, uncovered
 from classgrad.gradients._capture import Capture, check_unmodified
 from classgrad.gradients._combine import Terms
 from classgrad.gradients._fused import fused_terms
@@ -21,6 +22,9 @@ from classgrad.gradients._registry import rule_of
 from classgrad.gradients._terms import Memory, Scratch
 
 Engine = Literal["auto", "fused", "joint", "split"]
+
+_PROBES = 8
+"""Steps in a row that are probed for mixing if no probe is conclusive."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +49,7 @@ class Engines:
         self._may_mix = may_mix(model, self.mixing)
         self.names: dict[nn.Module, str] = {module: name or "the model" for name, module in model.named_modules()}
         self._mixers: dict[tuple[object, ...], str | None] = {}
+        self._doubtful: dict[tuple[object, ...], int] = {}
         self._ends: dict[tuple[int, ...], set[int]] = {}
         self._warned: set[str] = set()
         self._scratch = Scratch()
@@ -109,7 +114,7 @@ class Engines:
             self._warn(f"Layer {mixer} mixes the examples of a batch", len(layout))
             return None
         calls = covered_calls(self._capture.calls(graph.marked), layout.examples)
-        check_unmodified((each.call for each in calls if each.parameters), self.names)
+        check_unmodified((each.call for each in calls if not each.rule.blind.issuperset(each.parameters)), self.names)
         mixer = self._audit(losses, layout, graph, calls)
         if mixer is not None:
             self._warn(f"Something after layer {mixer} mixes the examples of a batch", len(layout))
@@ -126,14 +131,23 @@ class Engines:
         return [each for number, each in numbers.items() if number in lowest]
 
     def _audit(self, losses: Tensor, layout: ClassLayout, graph: Graph, calls: Calls) -> str | None:
-        """Look for mixing that no layer type tells; costs backward passes, so once for each form of graph."""
-        key = (graph.form, *(id(each.call.module) for each in calls), len(layout) > 1)
+        """Look for mixing that no layer type tells; costs backward passes, so once for each form of graph.
+
+        Where a probe was not conclusive it is made again: at the next steps, then at ever fewer of them.
+        """
+        modes = tuple(module.training for module in self.names)  # an operation may mix in one mode and not in another
+        key = (graph.form, *(id(each.call.module) for each in calls), len(layout) > 1, modes)
         if key in self._mixers:
             return self._mixers[key]
-        mixer = mixed_behind(losses, layout, calls, self.names)
-        if bool(losses.isfinite().all()):
-            self._mixers[key] = mixer
-        return mixer
+        steps = self._doubtful[key] = self._doubtful.get(key, 0) + 1
+        recording = losses.is_cuda and torch.cuda.is_current_stream_capturing()
+        if recording or (steps > _PROBES and steps & (steps - 1)):
+            return None
+        found = probe(losses, layout, calls, self.names)
+        if found.conclusive:
+            self._mixers[key] = found.mixer
+            del self._doubtful[key]
+        return found.mixer
 
     def _warn(self, finding: str, classes: int) -> None:
         if finding in self._warned:

@@ -29,7 +29,7 @@ def ghost_square_norms(a: Tensor, b: Tensor, sizes: Sequence[int], owners: Tenso
     """
     a, b = promote(a), promote(b)
     positions = a.shape[1]
-    left, right = (v.reshape(-1, v.shape[2]) for v in (a, b))
+    left, right = (v.flatten(0, 1) for v in (a, b))
     pairs = pairs_of(Counter(sizes), positions, left.shape[1] + right.shape[1], a.device.type)
     fits = 3 * pairs.count * a.element_size() <= limit
     if pairs.way == "single":
@@ -77,7 +77,7 @@ def _sums(values: Tensor, owners: Tensor, classes: int) -> Tensor:
 
 def ghost_gram(a: Tensor, b: Tensor, classes: int, owners: Tensor) -> Tensor:
     """Return ⟨Σ_i b_iᵀ a_i, Σ_j b_jᵀ a_j⟩ for all pairs of classes."""
-    left, right = (promote(v).reshape(-1, v.shape[2]) for v in (a, b))
+    left, right = (promote(v).flatten(0, 1) for v in (a, b))
     finite = left.isfinite().all(1) & right.isfinite().all(1)
     # 0 × NaN would carry a row that is not finite to all classes; it is left out here and put into its own at the end
     left, right = (v.where(finite[:, None], v.new_zeros(())) for v in (left, right))

@@ -12,7 +12,14 @@ from torch import Tensor
 from classgrad._errors import InputError
 from classgrad.gradients._taps import MARKED
 
-_PASSES_ON = frozenset({"TBackward0", "ToCopyBackward0", "PermuteBackward0", "TransposeBackward0"})
+_PASSES_ON = frozenset(
+    f"{name}Backward0"
+    for name in (
+        *("Alias", "AsStrided", "Clone", "Expand", "Permute", "Repeat", "Reshape", "ReshapeAlias", "Select", "Slice"),
+        *("Squeeze", "T", "ToCopy", "Transpose", "Unsqueeze", "UnsafeView", "View"),
+    )
+)
+"""Operations that hand on what they are given in another form: who uses the result uses that."""
 
 
 @dataclass(frozen=True)

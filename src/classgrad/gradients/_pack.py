@@ -40,7 +40,7 @@ def pack(terms: Mapping[nn.Parameter, Term]) -> list[Pack]:
     for p, term in terms.items():
         if isinstance(term, Dense) and term.block is not None:
             blocks.setdefault(id(term.block), (term.block, term.memory, {}))[2][p] = term.column
-        elif isinstance(term, (Dense, Sums)):
+        elif isinstance(term, (Dense, Sums)) and not term.held.is_complex():
             alike = (type(term), term.held.dtype, term.held.device)
             joins = term.shape.numel() <= SMALL and term.held.numel() < LARGE
             small.setdefault(alike if joins else p, {})[p] = term

@@ -24,11 +24,12 @@ def class_products(a: Tensor, b: Tensor, sizes: Sequence[int], out: Tensor | Non
     if out.dtype != a.dtype:
         return out.copy_(class_products(a, b, sizes))
     if _equal(sizes):
-        left, right = (v.reshape(len(sizes), -1, v.shape[2]) for v in (a, b))
+        rows = a.shape[0] * a.shape[1] // len(sizes)
+        left, right = (v.reshape(len(sizes), rows, v.shape[2]) for v in (a, b))
         parts = _parts(left, right)
         if parts == 1:
             return torch.bmm(right.mT, left, out=out)
-        left, right = (v.reshape(len(sizes) * parts, -1, v.shape[2]) for v in (left, right))
+        left, right = (v.reshape(len(sizes) * parts, rows // parts, v.shape[2]) for v in (left, right))
         return torch.sum((right.mT @ left).view(len(sizes), parts, *out.shape[1:]), 1, out=out)
     for slot, left, right in zip(out, *rows_by_class(a, b, sizes), strict=True):
         torch.mm(right.T, left, out=slot)
@@ -58,5 +59,5 @@ def rows_by_class(a: Tensor, b: Tensor, sizes: Sequence[int]) -> tuple[list[Tens
     """Return the rows of each class, of both sides."""
     stops = list(accumulate(sizes))
     spans = [(stop - size, stop) for stop, size in zip(stops, sizes, strict=True)]
-    left, right = ([v[i:j].reshape(-1, v.shape[2]) for i, j in spans] for v in (a, b))
+    left, right = ([v[i:j].flatten(0, 1) for i, j in spans] for v in (a, b))
     return left, right

@@ -22,13 +22,14 @@ class LayerRule:
     ``terms(call, b, layout, memory, wanted)`` returns a term for each wanted parameter name;
     ``applies(call, examples)`` says whether this call is one the rule covers (examples in the first dimension, options
     it knows). ``through``, where there is one, does what ``terms`` does and returns the input's gradient as well, which
-    it comes by on the way.
+    it comes by on the way. ``blind`` are the parameters whose gradient does not depend on what went in.
     """
 
     parameters: tuple[str, ...]
     terms: Callable[[Call, Tensor, ClassLayout, Memory, frozenset[str]], dict[str, Term]]
     applies: Callable[[Call, int], bool]
     through: Callable[[Call, Tensor, ClassLayout, Memory], tuple[Tensor | None, dict[str, Term]]] | None = None
+    blind: frozenset[str] = frozenset()
 
 
 _RULES: dict[type[nn.Module], LayerRule] = {}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+from collections import UserDict
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -41,9 +43,15 @@ def select(x: Any, part: Tensor) -> Any:
     if isinstance(x, Tensor):
         return x[part.to(x.device)]
     if isinstance(x, Mapping):
-        return {name: select(value, part) for name, value in x.items()}
+        parts = {name: select(value, part) for name, value in x.items()}
+        if type(x) is dict or not isinstance(x, (dict, UserDict)):
+            return parts
+        out = copy.copy(x)  # of its own kind, with whatever else it has
+        out.update(parts)
+        return out
     if isinstance(x, (tuple, list)):
-        return type(x)(select(value, part) for value in x)
+        values = [select(value, part) for value in x]
+        return type(x)(*values) if hasattr(x, "_fields") else type(x)(values)
     return x
 
 

@@ -24,7 +24,7 @@ class SingleStep:
 
     def __init__(self, basis: Basis, norms: LazyNorms | None) -> None:
         self._basis = basis
-        self._norms = norms
+        self.norms = norms
 
     def make(self, losses: Tensor, layout: ClassLayout, scaler: GradScaler | None, lazy: bool | None) -> Step:
         """Take the class gradients as far as the rule needs them and write the direction."""
@@ -65,35 +65,35 @@ class SingleStep:
 
     def lazy(self, layout: ClassLayout) -> bool:
         """Say whether the next step may go by remembered norms."""
-        if self._norms is None:
+        if self.norms is None:
             return False
-        return self._norms.lazy(layout, [p.requires_grad for p in own_parameters(self._basis.model)])
+        return self.norms.lazy(layout, [p.requires_grad for p in own_parameters(self._basis.model)])
 
     def made(self, step: Step, layout: ClassLayout) -> None:
         """Count a step that was replayed from a recording."""
-        if self._norms is None:
+        if self.norms is None:
             return
         if self._basis.classes is None:  # recordings of different classes do not know of each other
-            self._norms.forget()
+            self.norms.forget()
         else:
-            self._norms.note(layout, exact=step.norms is not None)
+            self.norms.note(layout, exact=step.norms is not None)
 
     def _recall(self, losses: Tensor, layout: ClassLayout, lazy: bool | None) -> tuple[Tensor | None, Tensor | None]:
         """Return what norms are remembered by, and those that a step is to go by, None if it is to take its own."""
         unasked = lazy is None and losses.is_cuda and torch.cuda.is_current_stream_capturing()
-        if self._norms is None or unasked:  # whoever records a step without saying which kind replays an exact one
+        if self.norms is None or unasked:  # whoever records a step without saying which kind replays an exact one
             return None, None
         due = self.lazy(layout) if lazy is None else lazy
         if lazy is None:
-            self._norms.begin()
-        extents = self._norms.extents(losses, layout)
-        return extents, self._norms.norms(extents) if due else None
+            self.norms.begin()
+        extents = self.norms.extents(losses, layout)
+        return extents, self.norms.norms(extents) if due else None
 
     def _remember(self, step: Step, layout: ClassLayout, extents: Tensor | None, lazy: bool | None) -> None:
-        if self._norms is not None and extents is not None:
-            self._norms.keep(step, extents)
+        if self.norms is not None and extents is not None:
+            self.norms.keep(step, extents)
             if lazy is None:
-                self._norms.note(layout, exact=step.norms is not None)
+                self.norms.note(layout, exact=step.norms is not None)
 
     def _plain(self, f: Tensor, norms: Tensor | None) -> bool:
         """Whether nothing needs the classes told apart, so that one ordinary backward pass will do."""

@@ -117,7 +117,7 @@ def tap(owner: Hashable, call: Call, output: Tensor) -> Tensor | None:
     if _has_kernel(call, output):
         weight, bias = (getattr(call.module, name) for name in ("weight", "bias"))
         tapped = _Normalization.apply(call, call.input, weight, bias, output.detach())  # type: ignore[no-untyped-call]
-    elif (node := _own_node(call, output)) is not None:
+    elif (node := own_node(call, output)) is not None:
         MARKED.add(type(node))
         node.metadata[owner] = call
         return None
@@ -127,7 +127,7 @@ def tap(owner: Hashable, call: Call, output: Tensor) -> Tensor | None:
     return tapped
 
 
-def _own_node(call: Call, output: Tensor) -> Any:
+def own_node(call: Call, output: Tensor) -> Any:
     """Return the node of the operation that made the output, None if it is not the layer's usual one."""
     usual = _OWN.get(type(call.module), ())
     node: Any = output.grad_fn

@@ -153,7 +153,7 @@ class Term(ABC):
         parts = []
         for start, part in self._chunks():
             for row, reference in zip(rows(part), references[start : start + len(part)], strict=True):
-                parts.append(row.new_zeros(()) if reference is None else row @ promote(reference).reshape(-1))
+                parts.append(row.new_zeros(()) if reference is None else row @ rows(reference[None])[0])
         return torch.stack(parts)
 
     def _chunks(self) -> Iterator[tuple[int, Tensor]]:
@@ -177,8 +177,8 @@ def promote(values: Tensor) -> Tensor:
 
 
 def rows(values: Tensor) -> Tensor:
-    """Return (L, ...) as an (L, elements) matrix in at least single precision."""
-    values = promote(values)
+    """Return (L, ...) as an (L, elements) matrix of real numbers in at least single precision."""
+    values = torch.view_as_real(values) if values.is_complex() else promote(values)
     return values if values.dim() == 2 else values.reshape(values.shape[0], -1)
 
 
@@ -224,6 +224,8 @@ def weigh(weights: Tensor, gradients: Tensor, finite: bool) -> Tensor:
         return kernels.weighted_sum(values, weights).view(gradients.shape[1:])
     if not finite:
         values = values.where((weights != 0)[:, None], values.new_zeros(()))
+    if gradients.is_complex():
+        return torch.view_as_complex((weights @ values).view(*gradients.shape[1:], 2))
     return (weights @ values).view(gradients.shape[1:])
 
 

@@ -33,8 +33,9 @@ def write(
     scale: Tensor | float = 1.0,
 ) -> Step:
     """Add the direction times ``scale`` to ``p.grad``; an inf in each tells the scaler of a class that had one."""
+    scaled = scaler is not None and scaler.is_enabled()
     for p, part in direction.items():
-        if scaler is not None:
+        if scaled:
             part = part.to_dense() * scale + torch.where(step.finite.all(), 0.0, torch.inf)
         part = part.to(p.dtype)
         if p in sparse and not part.is_sparse:

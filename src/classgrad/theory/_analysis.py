@@ -83,7 +83,7 @@ def analyze_run(run: Run, *, statement: Statement = "corrected") -> RunAnalysis:
         Constant(seen.double(), exact=False, how="curvature that explains the measured changes"),
         Constant(torch.zeros(gram.shape[-1], dtype=torch.float64), exact=False, how="0, the least cross entropy"),
     )
-    why = _why_no_bounds(run, rule, plain)
+    why = _why_no_bounds(run, rule, plain and _same(weights, rule_weights(gram, rule).to(weights)))
     return RunAnalysis(
         run=run,
         margin=pcn_margin(gram) if normalized else gd_margin(gram),
@@ -115,10 +115,11 @@ def _differences(run: Run) -> Tensor:
     return changes
 
 
-def _same(predicted: Tensor, first_order: Tensor) -> bool:
-    known = ~(predicted.isnan() | first_order.isnan())
-    scale = first_order.abs().amax(-1, keepdim=True).expand_as(first_order)
-    return bool(((predicted - first_order).abs() <= SAME * scale)[known].all())
+def _same(found: Tensor, expected: Tensor) -> bool:
+    """Whether the values of all classes agree wherever both are known."""
+    known = ~(found.isnan() | expected.isnan())
+    scale = expected.abs().amax(-1, keepdim=True).expand_as(expected)
+    return bool(((found - expected).abs() <= SAME * scale)[known].all())
 
 
 def _why_no_bounds(run: Run, rule: RuleName, plain: bool) -> str:

@@ -14,15 +14,18 @@ from torch.optim.lr_scheduler import LRScheduler
 from classgrad._errors import InputError
 from classgrad.training._update import Update
 
-_NEEDS_CLOSURE = {"LBFGS"}
-_NEEDS_OBJECTS = {"LambdaLR", "MultiplicativeLR", "SequentialLR", "ChainedScheduler", "LRScheduler"}
+_UNFIT = {"LBFGS", "SparseAdam"}
+_NEEDS_OBJECTS = {"LambdaLR", "MultiplicativeLR", "SequentialLR", "ChainedScheduler", "LRScheduler", "_LRScheduler"}
 
 OPTIMIZERS: dict[str, type[Optimizer]] = {
     name.lower(): kind
     for name, kind in vars(torch.optim).items()
-    if isinstance(kind, type) and issubclass(kind, Optimizer) and kind is not Optimizer and name not in _NEEDS_CLOSURE
+    if isinstance(kind, type) and issubclass(kind, Optimizer) and kind is not Optimizer and name not in _UNFIT
 }
-"""torch.optim's optimizers by lower-case name; LBFGS, which evaluates the loss several times a step, is left out."""
+"""torch.optim's optimizers by lower-case name.
+
+LBFGS, which evaluates the loss several times a step, and SparseAdam, which takes no dense gradients, are left out.
+"""
 
 LR_SCHEDULERS: dict[str, type[LRScheduler]] = {
     name.lower(): kind

@@ -106,7 +106,10 @@ class RunSpec:
             ("scheduler", (None, *LR_SCHEDULERS)),
         ):
             value = getattr(self, name)
-            if (value.lower() if isinstance(value, str) else value) not in choices:
+            if isinstance(value, str):
+                value = value.lower()
+                object.__setattr__(self, name, value)
+            if value not in choices:
                 raise InputError(f"Parameter `{name}` should be one of {_listing(choices)}. Found {value!r}.")
         if not isinstance(self.grid, str):
             object.__setattr__(self, "grid", tuple(self.grid))

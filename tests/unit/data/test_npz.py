@@ -99,6 +99,10 @@ BAD = {
     "no pixels": ({"x": np.ones((40, 3, 0, 4), np.uint8), "y": Y}, r"at least one pixel"),
     "labels": ({"x": np.eye(40), "y": np.eye(40)}, r"y must be one label an example, found an array of shape"),
     "names": ({"x": np.eye(40), "y": Y, "classes": np.array(["a", "b", "c"])}, r"y must hold every number of 0..2"),
+    "names twice": (
+        {"x": np.eye(40), "y": np.arange(40) % 3, "classes": np.array(["cat", "dog", "cat"])},
+        r"classes must be different names, found 'cat' more than once",
+    ),
     "named texts": (
         {"x": np.eye(40), "y": Y.astype(str), "classes": np.array(["a", "b"])},
         r"y must hold every number",

@@ -1,5 +1,8 @@
 """Full batches of known make-up, class by class."""
 
+from collections import UserDict
+from typing import NamedTuple
+
 import pytest
 import torch
 from torch import nn
@@ -7,6 +10,8 @@ from torch.nn import functional as F
 
 from classgrad import ClassGradients, Normalize, Rescale, Sum
 from classgrad.gradients import refresh_by_class, step_by_class
+
+from ._reference import batch, cross_entropy, flat_grad, small_net
 
 COUNTS = (7, 0, 4, 1)
 
@@ -74,3 +79,34 @@ def test_a_class_without_a_gradient_has_no_direction():
     }
     assert norms[2] == 0
     assert float(norms[0]) == pytest.approx(1)
+
+
+class Pair(NamedTuple):
+    left: torch.Tensor
+    right: torch.Tensor
+
+
+class Fields(dict):
+    """A dictionary whose values are attributes too."""
+
+    __getattr__ = dict.__getitem__
+
+
+@pytest.mark.parametrize("chunk", [None, 2])
+@pytest.mark.parametrize("kind", [Pair, Fields, UserDict])
+def test_inputs_stay_of_their_kind(kind, chunk):
+    model, (x, y) = small_net(), batch()
+    given = {"left": x[:, :2], "right": x[:, 2:]}
+    inputs = Pair(**given) if kind is Pair else kind(given)
+
+    def loss(inputs, y):
+        assert type(inputs) is kind
+        left, right = (inputs["left"], inputs["right"]) if kind is UserDict else (inputs.left, inputs.right)
+        return cross_entropy(model(torch.cat((left, right), 1)), y)
+
+    ClassGradients(model).backward(cross_entropy(model(x), y), y)
+    expected = flat_grad(model)
+    model.zero_grad()
+    ClassGradients(model).backward_through(loss, inputs, y, chunk=chunk)
+    torch.testing.assert_close(flat_grad(model), expected)
+    assert inputs["left"].shape == (8, 2) if kind is not Pair else inputs.left.shape == (8, 2)

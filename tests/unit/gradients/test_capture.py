@@ -365,3 +365,40 @@ def test_one_loss_of_two_forwards():
 def test_a_batch_in_two_forwards():
     model, (x, y) = small_net(), batch()
     assert_exact(model, lambda: torch.cat([cross_entropy(model(x[:4]), y[:4]), cross_entropy(model(x[4:]), y[4:])]), y)
+
+
+def test_a_hook_that_comes_first_may_change_the_output():
+    model, (x, y) = small_net(), batch()
+    with ClassGradients(model) as grads:
+        model[0].register_forward_hook(lambda module, args, output: output * torch.arange(1.0, 6.0), prepend=True)
+        gradients = flat_gradients(cross_entropy(model(x), y), y, model.parameters())
+        step = grads.backward(cross_entropy(model(x), y), y)
+        torch.testing.assert_close(step.norms, gradients.norm(dim=1))
+        with ClassGradients(model) as second:  # whose hook is in front of that one, which is in front of the first's
+            for each in (grads, second):
+                torch.testing.assert_close(each.backward(cross_entropy(model(x), y), y).norms, gradients.norm(dim=1))
+
+
+def test_a_hook_on_all_modules_may_change_their_outputs():
+    model, (x, y) = small_net(), batch()
+    grads = ClassGradients(model)
+    handle = nn.modules.module.register_module_forward_hook(lambda module, args, output: output * 3)
+    try:
+        gradients = flat_gradients(cross_entropy(model(x), y), y, model.parameters())
+        step = grads.backward(cross_entropy(model(x), y), y)
+    finally:
+        handle.remove()
+    torch.testing.assert_close(step.norms, gradients.norm(dim=1))
+
+
+def test_a_bias_needs_no_input():
+    """Where only the bias is trained the input may be changed, as plain autograd allows."""
+    model, (x, y) = nn.ModuleList((nn.Linear(4, 4), nn.Linear(4, 3))).double(), batch()
+    model[0].weight.requires_grad_(False)
+
+    def forward():
+        h = x * 1.0
+        h += model[0](h)
+        return cross_entropy(model[1](torch.tanh(h)), y)
+
+    assert_exact(model, forward, y)

@@ -87,6 +87,22 @@ def test_a_gradient_penalty():
     assert_exact(model, forward, Y)
 
 
+@pytest.mark.parametrize("layer", [nn.PReLU(5), nn.InstanceNorm1d(5, affine=True)], ids=["prelu", "instance norm"])
+def test_a_gradient_penalty_on_weights_that_are_used_in_another_shape(layer):
+    """The operation and its derivative share the node that reshapes or repeats the weight."""
+    net = small_net()
+    positions = nn.Unflatten(1, (5, 2)), layer, nn.Flatten()
+    model = nn.Sequential(nn.Linear(4, 10), *positions, nn.Tanh(), nn.Linear(10, 3)).to(net[0].weight.dtype)
+
+    def forward():
+        x = X.clone().requires_grad_()
+        losses = cross_entropy(model(x), Y)
+        slope = torch.autograd.grad(losses.sum(), x, create_graph=True)[0]
+        return losses + slope.square().sum(1)
+
+    assert_exact(model, forward, Y)
+
+
 WRAPPED = {
     "weight norm": parametrizations.weight_norm,
     "orthogonal": parametrizations.orthogonal,

@@ -1,5 +1,6 @@
 """Each layer rule with its options, one layer at a time, by every way the engine may take."""
 
+import warnings
 from dataclasses import replace
 from itertools import product
 from unittest import mock
@@ -11,7 +12,7 @@ from torch.nn.modules.conv import _ConvNd
 
 from classgrad import ClassGradients, Normalize
 
-from ._reference import flat_grad, flat_gradients, unit_sum
+from ._reference import cross_entropy, flat_grad, flat_gradients, unit_sum
 
 pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths")
 
@@ -258,3 +259,24 @@ def test_patches_made_in_parts(rows_bytes):
         ):
             step = ClassGradients(model, classes=[0, 1, 2, 5]).backward(losses_of(model, x), Y)
         torch.testing.assert_close(step.norms[[0, 2, 3]], gradients.norm(dim=1))
+
+
+@pytest.mark.parametrize(("inputs", "outputs"), [(0, 3), (4, 0)])
+def test_linear_layers_without_inputs_or_outputs(inputs, outputs):
+    class Odd(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.odd = nn.Linear(inputs, outputs)
+            self.last = nn.Linear(4 + outputs, 3)
+
+        def forward(self, x):
+            return self.last(torch.cat((x, self.odd(x[:, :inputs])), 1))
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's: there is nothing to initialize
+        model = Odd().double()
+    torch.manual_seed(0)
+    x, y = torch.randn(6, 4).double(), torch.arange(6) % 2
+    found = ClassGradients(model).backward(cross_entropy(model(x), y), y)
+    expected = ClassGradients(model, engine="joint").backward(cross_entropy(model(x), y), y)
+    torch.testing.assert_close(found.norms, expected.norms)

@@ -497,3 +497,30 @@ def test_the_name_tells():
     assert repr(Normalize()) == "Normalize(per='model', eps=0.0)"
     lazy = "Normalize(per='model', eps=0.0, refresh=5, drift=3.0, follow=True)"
     assert repr(Normalize(refresh=5, drift=3)) == lazy
+
+
+def test_a_class_of_negative_losses_is_left_out_of_a_lazy_step():
+    model, grads = setup(drift=math.inf, follow=True)
+    x, y = batch()
+    grads.backward(cross_entropy(model(x), y), y)
+    losses = cross_entropy(model(x), y)
+    weights = grads.backward(torch.where(y == 1, losses - 5, losses), y).weights
+    assert weights[1] == 0
+    assert (weights[[0, 2]] > 0).all()
+
+
+def test_another_rule_remembers_by_itself():
+    _, grads = setup()
+    x, y = batch()
+    assert kinds([take(grads, x, y)[0] for _ in range(2)]) == "el"
+    grads.rule = grads.rule  # the same: goes on
+    assert kinds([take(grads, x, y)[0]]) == "l"
+    grads.rule = Normalize(per="layer")
+    assert take(grads, x, y)[0].weights.shape == (2, 3)
+    grads.rule = Normalize()
+    assert kinds([take(grads, x, y)[0] for _ in range(2)]) == "ee"
+    grads.rule = Normalize(refresh=3, drift=NEVER)
+    assert kinds([take(grads, x, y)[0] for _ in range(5)]) == "ellel"
+    with pytest.raises(InputError, match="Parameter `rule` should be a rule"):
+        grads.rule = "pcn"
+    assert grads.rule.refresh == 3

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from classgrad import ClassGradients, Normalize, Sum
+from classgrad.gradients._audit import probe
 from classgrad.models import to_group_norm
 
 from ._reference import batch, cross_entropy, flat_grad, flat_gradients, small_net, unit_sum
@@ -245,3 +246,50 @@ def test_a_transformer_with_the_batch_in_the_second_dimension(length):
         warnings.filterwarnings("ignore", "Something after layer")
         ClassGradients(model).backward(forward(), y)
     torch.testing.assert_close(flat_grad(model), unit_sum(expected))
+
+
+def test_mixing_behind_a_head_of_zeros_is_found_once_anything_is_felt():
+    model, (x, y) = centered(), batch()
+    torch.nn.init.zeros_(model[3].weight)
+    grads = ClassGradients(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    assert_step_is_exact(grads, model, x, y)  # no gradient reaches the layer below the mixing yet
+    optimizer.step()
+    with pytest.warns(UserWarning, match="Something after layer 0"):
+        assert_step_is_exact(grads, model, x, y)
+    optimizer.step()
+    assert_step_is_exact(grads, model, x, y)
+
+
+class OwnBatchNorm(nn.Module):
+    """Normalizes over the batch while it trains; autograd's node has the same name in both modes."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(5, dtype=torch.float64))
+        self.register_buffer("variance", torch.ones(5, dtype=torch.float64))
+
+    def forward(self, h):
+        return nn.functional.batch_norm(h, self.mean, self.variance, training=self.training)
+
+
+def test_an_operation_that_mixes_in_training_mode_alone():
+    net, (x, y) = small_net(), batch()
+    model = nn.Sequential(net[0], OwnBatchNorm(), net[1], net[2]).eval()
+    grads = ClassGradients(model)
+    assert_step_is_exact(grads, model, x, y)
+    model.train()
+    with pytest.warns(UserWarning, match="Something after layer 0"):
+        assert_step_is_exact(grads, model, x, y)
+
+
+def test_a_layer_that_never_feels_anything_is_probed_ever_more_rarely(monkeypatch):
+    model, (x, y) = small_net(), batch()
+    torch.nn.init.zeros_(model[2].weight)
+    model[2].weight.requires_grad_(False)
+    made = []
+    monkeypatch.setattr("classgrad.gradients._engines.probe", lambda *a: made.append(1) or probe(*a))
+    grads = ClassGradients(model)
+    for _ in range(40):
+        grads.backward(cross_entropy(model(x), y), y)
+    assert len(made) == 8 + 2  # of the steps 9 to 40, the 16th and the 32nd

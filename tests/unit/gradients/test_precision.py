@@ -77,6 +77,18 @@ def test_a_disabled_scaler_changes_nothing():
     torch.testing.assert_close(flat_grad(model), expected)
 
 
+def test_a_disabled_scaler_leaves_a_class_that_is_not_finite_out():
+    model, (x, y) = small_net(), batch()
+    x[y == 2] = torch.inf
+    ClassGradients(model).backward(cross_entropy(model(x), y), y)
+    expected = flat_grad(model)
+    model.zero_grad()
+    step = ClassGradients(model).backward(cross_entropy(model(x), y), y, scaler=scaler_of(enabled=False))
+    assert step.skipped == {2: "nonfinite"}
+    assert expected.isfinite().all()
+    torch.testing.assert_close(flat_grad(model), expected, rtol=0, atol=0)
+
+
 def test_without_the_scaler_the_step_would_shrink():
     """Why `scaler` is a parameter: PCN undoes the loss scale, and the scaler then divides by it."""
     model, (x, y) = small_net(), batch()
@@ -252,3 +264,53 @@ def test_mixed_types_within_a_model():
     torch.testing.assert_close(step.norms.double(), torch.cat(parts, 1).norm(dim=1), rtol=1e-5, atol=0)
     assert model[0].weight.grad.dtype == torch.float64
     assert model[3].weight.grad.dtype == torch.float32
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_class_losses_are_summed_in_single_precision(dtype):
+    model, (x, y) = small_net(dtype=dtype), batch(examples=4096, dtype=dtype)
+    losses = cross_entropy(model(x), y)
+    expected = torch.stack([losses[y == label].double().sum() / len(y) for label in range(3)])
+    step = ClassGradients(model).backward(losses, y)
+    assert step.losses.dtype == torch.float32
+    torch.testing.assert_close(step.losses.double(), expected, rtol=1e-5, atol=0)
+
+
+class Complex(nn.Module):
+    """Complex weights between real ones."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(4, 6, dtype=torch.float64)
+        self.linear = nn.Linear(3, 8, dtype=torch.complex128)
+        self.conv = nn.Conv1d(1, 2, 3, dtype=torch.complex128)
+        self.last = nn.Linear(12, 3, dtype=torch.float64)
+
+    def forward(self, x):
+        z = torch.view_as_complex(self.first(x).view(-1, 3, 2))
+        return self.last(self.conv(self.linear(z)[:, None]).abs().flatten(1))
+
+
+@pytest.mark.parametrize("engine", ["fused", "joint"])
+@pytest.mark.parametrize("way", ["step", "gram", "accumulate"])
+def test_complex_weights(engine, way):
+    torch.manual_seed(0)
+    model, (x, y) = Complex(), batch()
+    losses = cross_entropy(model(x), y)
+    rows = []
+    for label in range(3):
+        found = torch.autograd.grad(losses[y == label].sum() / len(y), list(model.parameters()), retain_graph=True)
+        rows.append(torch.cat([(torch.view_as_real(g) if g.is_complex() else g).flatten() for g in found]))
+    gram = torch.stack(rows) @ torch.stack(rows).T
+    grads = ClassGradients(model, engine=engine, gram=way == "gram")
+    if way == "accumulate":
+        grads.accumulate(losses, y)
+        step = grads.finalize()
+    else:
+        step = grads.backward(losses, y)
+    torch.testing.assert_close(step.norms, gram.diagonal().sqrt())
+    if way == "gram":
+        torch.testing.assert_close(step.gram, gram)
+    written = [torch.view_as_real(p.grad) if p.is_complex() else p.grad for p in model.parameters()]
+    direction = torch.cat([part.flatten() for part in written])
+    torch.testing.assert_close(direction, sum(row / row.norm() for row in rows))

@@ -92,6 +92,17 @@ def test_steps_of_another_optimizer_have_no_bounds():
     torch.testing.assert_close(found.predicted, other)
 
 
+@pytest.mark.parametrize("algorithm", ["gd", "pcngd", "bisection"])
+def test_weights_of_another_rule_have_no_bounds(algorithm):
+    """As those of a PCN with a large eps, or of remembered norms, or of bisection: no theorem speaks of them."""
+    path = PATHS["gd" if algorithm == "gd" else "pcngd"]
+    gram = torch.cat([path.gram, path.gram[-1:]])
+    other = 1 / (1 / rule_weights(gram, "pcngd") + 5.0)
+    found = analyze_run(record(PROBLEM, path, algorithm, weights=other))
+    assert "plain full-batch steps" in found.why_no_bounds
+    assert found.bounds == ()
+
+
 def test_records_without_weights_take_those_of_the_algorithm():
     with_weights, without = (
         analyze_run(record(PROBLEM, PATHS["pcngd"], "pcngd", **more)) for more in ({}, {"weights": None})

@@ -51,6 +51,11 @@ def test_replaying_is_no_part_of_the_identity_and_the_usual_chunk_has_two_names(
     assert dataclasses.replace(BASE, chunk=4096).identity("abc") == BASE.identity("abc")
 
 
+def test_names_may_be_written_in_capitals():
+    loud = dataclasses.replace(BASE, precision="Float64", model="MLP", optimizer="SGD", scheduler="StepLR")
+    assert (loud.precision, loud.model, loud.optimizer, loud.scheduler) == ("float64", "mlp", "sgd", "steplr")
+
+
 def test_labels_tell_apart_what_options_change():
     spec = dataclasses.replace(
         BASE, algorithm="pcnsgd+r", rule_options={"every": 2}, schedule="inverse-sqrt", optimizer="adam"
@@ -81,7 +86,9 @@ def test_a_torch_scheduler_starts_from_a_constant_rate():
         ({"precision": "half"}, "should be one of float64, float32, tf32, bf16"),
         ({"model": "gpt"}, "`model`"),
         ({"optimizer": "lbfgs"}, "`optimizer`"),
+        ({"optimizer": "sparseadam"}, "`optimizer`"),
         ({"scheduler": "LambdaLR"}, "`scheduler`"),
+        ({"scheduler": "_LRScheduler"}, "`scheduler`"),
         ({"scheduler": "steplr", "schedule": "inverse-sqrt"}, "give one of them"),
         ({"grid": "linear"}, "`grid`"),
         ({"chunk": "all"}, "`chunk` should be auto or a whole number"),

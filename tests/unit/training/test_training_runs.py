@@ -244,7 +244,7 @@ def test_schedules_by_name_set_the_rate():
     [
         ({"optimizer_options": {"colour": 1}}, "Optimizer 'sgd' cannot be made"),
         ({"optimizer_options": {"momentum": -1}}, "Optimizer 'sgd' cannot be made"),
-        ({"scheduler": "StepLR"}, "Scheduler 'StepLR' cannot be made"),
+        ({"scheduler": "StepLR"}, "Scheduler 'steplr' cannot be made"),
         ({"model_options": {"depth": 3}}, "options of mlp"),
         ({"model": "simple_cnn", "model_options": {}}, "use mlp"),
         ({"device": "tpu"}, "`device` should be auto, cpu, cuda"),

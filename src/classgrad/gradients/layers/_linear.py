@@ -155,7 +155,7 @@ class RowsTerm(ExamplesTerm):
         if self._kept is not None:
             return weigh(weights, self._kept, finite)
         a, b, unit = weighted_examples(self.a, self.b, weights, self.layout, finite)
-        return in_units((b.reshape(-1, b.shape[2]).T @ a.reshape(-1, a.shape[2])).view(self.shape), unit)
+        return in_units((b.flatten(0, 1).T @ a.flatten(0, 1)).view(self.shape), unit)
 
 
 def fill_unequal(a: Tensor, b: Tensor, layout: ClassLayout, out: Tensor) -> None:
@@ -200,7 +200,8 @@ def linear_terms(call: Call, b: Tensor, layout: ClassLayout, memory: Memory, wan
     """Weight: rows; bias: the sum of b over the positions."""
     module = call.module
     assert isinstance(module, nn.Linear)
-    given, b = b, b.reshape(b.shape[0], -1, b.shape[-1])
+    positions = b.shape[1:-1].numel()
+    given, b = b, b.reshape(b.shape[0], positions, b.shape[-1])
     terms: dict[str, Term] = {}
     if "bias" in wanted:
         if layout.order is None and kernels.available(b):
@@ -209,9 +210,9 @@ def linear_terms(call: Call, b: Tensor, layout: ClassLayout, memory: Memory, wan
             terms["bias"] = Sums(given if given.dim() == 2 else b.sum(1), layout, memory)
     if "weight" in wanted:
         a = call.input
-        a = a.reshape(a.shape[0], -1, a.shape[-1]).to(b.dtype)
+        a = a.reshape(a.shape[0], positions, a.shape[-1]).to(b.dtype)
         terms["weight"] = RowsTerm(a, b, layout, module.weight.shape, memory)
     return terms
 
 
-add_rule(nn.Linear, LayerRule(("weight", "bias"), linear_terms, leading))
+add_rule(nn.Linear, LayerRule(("weight", "bias"), linear_terms, leading, blind=frozenset({"bias"})))
