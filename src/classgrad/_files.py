@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import tempfile
 from collections.abc import Callable
@@ -14,7 +15,12 @@ def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
     The content reaches the disk before the rename, so a crash at any moment leaves the old file or the new one.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
+    if path.is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    try:
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
+    except OSError as error:
+        raise _about(error, path) from None
     os.close(handle)
     part = Path(name)
     try:
@@ -25,6 +31,13 @@ def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
         os.umask(umask)
         part.chmod(0o666 & ~umask)  # mkstemp makes private files; give this one the usual mode
         part.replace(path)
-    except BaseException:
+    except BaseException as error:
         part.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.filename == name:
+            raise _about(error, path) from error
         raise
+
+
+def _about(error: OSError, path: Path) -> OSError:
+    """Return the error as one about the file that was to be written, not the one it was to be made of."""
+    return type(error)(error.errno, error.strerror, str(path))

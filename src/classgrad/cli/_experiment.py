@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 from classgrad.cli._console import Output
 from classgrad.cli._live import Live
-from classgrad.cli._model_file import NAME, save_model
+from classgrad.cli._model_file import save_model
 from classgrad.cli._settings import TrainingOptions
 from classgrad.data import Dataset
 from classgrad.dynamics import Run
-from classgrad.training import Interrupted, Job, RunSpec, load_data, load_trained, train_all
+from classgrad.training import MODEL_FILE, Interrupted, Job, RunSpec, load_data, load_trained, train_all
 
 if TYPE_CHECKING:
     from classgrad.report import ResultRow
@@ -66,7 +66,7 @@ def run_experiment(experiment: Experiment, output: Output, classes: Mapping[str,
         raise
     for job, run in zip(jobs, runs, strict=True):
         if job.out_dir is not None and run.meta["status"] == "finished":
-            save_model(load_trained(job.out_dir), job.out_dir / NAME)
+            save_model(load_trained(job.out_dir), job.out_dir / MODEL_FILE)
     return runs
 
 

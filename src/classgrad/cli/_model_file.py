@@ -9,10 +9,9 @@ from torch import nn
 from classgrad._errors import InputError
 from classgrad._files import write_atomically
 from classgrad.data import Preprocessing
-from classgrad.training import RunSpec, TrainedModel, make_model
+from classgrad.training import MODEL_FILE, RunSpec, TrainedModel, make_model
 
 FORMAT = "classgrad.model/1"
-NAME = "model.safetensors"
 
 
 def save_model(trained: TrainedModel, path: Path) -> None:
@@ -37,9 +36,11 @@ def load_model(path: Path) -> TrainedModel:
     """Read what :func:`save_model` wrote; a run's folder stands for the file in it."""
     from safetensors import SafetensorError, safe_open
 
-    place = path / NAME if path.is_dir() else path
+    place = path / MODEL_FILE if path.is_dir() else path
     if not place.is_file():
-        raise InputError(f"{place} does not exist; MODEL must be a {NAME} that 'classgrad train' wrote, or its folder")
+        raise InputError(
+            f"{place} does not exist; MODEL must be a {MODEL_FILE} that 'classgrad train' wrote, or its folder"
+        )
     try:
         with safe_open(place, "pt") as file:
             metadata = file.metadata() or {}

@@ -51,6 +51,8 @@ def predict(
     chances = _probabilities(trained, examples.x, batch_size, device)
     classes = trained.preprocessing.classes
     best = [classes[label] for label in chances.argmax(-1).tolist()]
+    if out is not None:
+        _write_csv(out, classes, examples.names, best, chances)
     rows = list(zip(examples.names, best, (f"{p:.4f}" for p in chances.amax(-1).tolist()), strict=True))
     output.table(["example", "class", "probability"], rows[:_SHOWN])
     if len(rows) > _SHOWN:
@@ -58,7 +60,6 @@ def predict(
     counts = Counter(best)
     output.say(", ".join(f"{counts[name]} {name}" for name in classes if counts[name]))
     if out is not None:
-        _write_csv(out, classes, examples.names, best, chances)
         output.say(f"predictions  {out}")
     output.document(
         [

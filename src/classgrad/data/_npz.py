@@ -99,6 +99,6 @@ def check_finite(features: Tensor, origin: str) -> None:
     if bad.any():
         row, column = (int(i) for i in bad.nonzero()[0])
         raise InputError(
-            f"{origin}: {int(bad.sum())} values are missing or infinite, the first in row {row + 1}, "
-            f"column {column + 1}: fill them or remove the rows"
+            f"{origin}: {int(bad.sum())} values are missing, infinite or too large for single precision, the first in "
+            f"row {row + 1}, column {column + 1}: fill them or remove the rows"
         )

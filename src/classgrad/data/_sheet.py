@@ -23,6 +23,8 @@ def contact_sheet(dataset: Dataset, path: str | Path, *, per_class: int = 10) ->
     if not dataset.preprocessing.images:
         raise InputError(f"{dataset.name} has no images to show: its examples are {dataset.train.x.shape[1]} features")
     target = Path(path).expanduser()
+    if target.suffix.lower() != ".png":
+        raise InputError(f"a contact sheet must be a .png file, found {target.name}")
     sheet = _drawn(dataset, per_class)
     write_atomically(target, lambda part: sheet.save(part, format="PNG"))
     return target

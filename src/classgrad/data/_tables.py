@@ -26,6 +26,8 @@ _PURPOSE = "reading tables"
 def read_table(path: Path, *, delimiter: str | None = None, texts: Sequence[str] = ()) -> Any:
     """Read a pyarrow table of at least one row; the columns ``texts`` are never taken for numbers."""
     pyarrow = lab_module("pyarrow", _PURPOSE)
+    if delimiter is not None and (not isinstance(delimiter, str) or len(delimiter) != 1):
+        raise InputError(f"delimiter must be one character, found {delimiter!r}")
     try:
         table = _parquet(path) if path.suffix.lower() in PARQUET else _csv(path, delimiter, texts)
     except (pyarrow.ArrowException, OSError, ValueError) as error:

@@ -6,7 +6,7 @@ the last one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 import numpy as np
 
@@ -53,10 +53,12 @@ def measuring_grid(grid: str | Iterable[int], steps: int) -> tuple[int, ...]:
     _check("steps", steps, at_least=0)
     if isinstance(grid, str):
         return _named(grid, steps)
-    chosen = sorted(set(grid))
-    if any(type(step) is not int or not 0 <= step <= steps for step in chosen):
-        raise InputError(f"Parameter `grid` should list whole steps from 0 to {steps}. Found {chosen}.")
-    return _closed(chosen, steps)
+    if not isinstance(grid, Iterable) or isinstance(grid, Mapping):
+        raise InputError(f"Parameter `grid` should be a name or a list of steps. Found {grid!r}.")
+    listed = list(grid)
+    if any(type(step) is not int or not 0 <= step <= steps for step in listed):
+        raise InputError(f"Parameter `grid` should list whole steps from 0 to {steps}. Found {listed}.")
+    return _closed(sorted(set(listed)), steps)
 
 
 def _named(name: str, steps: int) -> tuple[int, ...]:

@@ -74,6 +74,7 @@ def summarize(
     peaks = [peak(run, split, select) for run in runs]
     at_peak = list(zip(runs, peaks, strict=True))
     mids = [mid for mid in (detect_mid(run, split) for run in runs) if mid.basis != "undecided"]
+    depths = [mid for mid in mids if mid.basis == "recall"] or mids  # points of recall and of probability do not add up
     return Summary(
         settings=runs[0].settings,
         seeds=tuple(run.meta.get("seed") for run in runs),
@@ -86,6 +87,6 @@ def summarize(
         minority_final=estimate([run.minority_recall(split)[-1] for run in runs]),
         tau=hitting_time(runs, threshold, lambda run: run.macro_recall(split), error),
         mid_fraction=estimate([mid.verdict for mid in mids]).mean,
-        mid_depth=estimate([mid.depth for mid in mids]),
-        mid_relative_depth=estimate([mid.relative_depth for mid in mids]),
+        mid_depth=estimate([mid.depth for mid in depths]),
+        mid_relative_depth=estimate([mid.relative_depth for mid in depths]),
     )

@@ -36,7 +36,7 @@ class Normalize(Rule):
     ) -> None:
         if per not in get_args(Scope):
             raise InputError(f"Parameter `per` should be one of {', '.join(get_args(Scope))}. Found {per!r}.")
-        if not eps >= 0:
+        if not (isinstance(eps, (int, float)) and eps >= 0):
             raise InputError(f"Parameter `eps` should be at least 0. Found {eps!r}.")
         if type(refresh) is not int or refresh < 1:
             raise InputError(f"Parameter `refresh` should be a whole number of at least 1. Found {refresh!r}.")

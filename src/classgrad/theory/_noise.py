@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from classgrad._errors import InputError
+from classgrad.sampling import ProportionalBatches
 from classgrad.theory._records import ROUNDING
 
 Order = Literal["expansion", "saturating"]
@@ -146,7 +147,8 @@ def noise_study(
             f"Parameter `batch_sizes` should be from {len(classes)}, the classes, to {int(counts.sum())}, the "
             f"examples. Found {list(batch_sizes)}."
         )
-    per_class = (sizes * counts / counts.sum()).round().long().clamp(min=1).minimum(counts)
+    labels = torch.arange(len(classes)).repeat_interleave(counts)
+    per_class = torch.tensor([ProportionalBatches(labels, size).counts for size in batch_sizes])
     noise = torch.stack([relative_noise(examples) for examples in classes])
     drawn = [
         torch.stack([sampled_projections(examples, int(size), draws, generator) for size in per_class[:, label]])

@@ -6,6 +6,7 @@ rule and step sizes in :data:`ALGORITHMS`, :func:`schedule` a step size in :data
 """
 
 from classgrad.training._algorithms import ALGORITHMS, SEVEN, Algorithm, algorithm
+from classgrad.training._folder import MODEL_FILE
 from classgrad.training._loop import Progress
 from classgrad.training._models import make_model
 from classgrad.training._numerics import resolve_device
@@ -18,6 +19,7 @@ from classgrad.training._trained import TrainedModel, load_trained
 
 __all__ = [
     "ALGORITHMS",
+    "MODEL_FILE",
     "SCHEDULES",
     "SEVEN",
     "Algorithm",

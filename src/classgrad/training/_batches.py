@@ -8,6 +8,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from classgrad._errors import InputError
 from classgrad.sampling import BalancedBatches, ProportionalBatches, ShuffledBatches
 
 
@@ -56,11 +57,23 @@ class FullBatch:
 
 Make = Callable[[Tensor, int, torch.Generator], Sampler]
 
+
+def _balanced(labels: Tensor, size: int, generator: torch.Generator) -> Sampler:
+    counts = labels.bincount()
+    most = int((counts > 0).sum() * counts.max())
+    if size > most:
+        raise InputError(
+            f"Parameter `batch_size` should be at most {most} for balanced batches of this data: a larger one repeats "
+            f"examples of every class. Found {size}."
+        )
+    return BalancedBatches(labels, batch_size=size, generator=generator)
+
+
 SAMPLERS: dict[str, Make] = {
     "full": lambda labels, size, generator: FullBatch(labels),
     "shuffled": lambda labels, size, generator: ShuffledBatches(labels, size, generator=generator),
     "proportional": lambda labels, size, generator: ProportionalBatches(labels, size, generator=generator),
-    "balanced": lambda labels, size, generator: BalancedBatches(labels, batch_size=size, generator=generator),
+    "balanced": _balanced,
 }
 """The sampler that goes with each kind of batches."""
 

@@ -11,6 +11,8 @@ from classgrad.training._checkpoint import load_checkpoint, remove_leftovers, sa
 
 RECORD = "run.npz"
 CHECKPOINT = "checkpoint.pt"
+MODEL_FILE = "model.safetensors"
+"""The weights, where somebody writes them there after the run."""
 
 
 class RunFolder:
@@ -19,6 +21,7 @@ class RunFolder:
     def __init__(self, path: Path, identity: str) -> None:
         self.path = path
         self._identity = identity
+        self._outdated = False
 
     def enter(self, *, resume: bool, overwrite: bool) -> Run | None:
         """Check what is there; the record if the run is done already and is to be resumed."""
@@ -29,8 +32,7 @@ class RunFolder:
             remove_leftovers(self.path)
             return None
         if overwrite:
-            for file in (record, checkpoint):
-                file.unlink(missing_ok=True)
+            self._outdated = True  # what is there stays until there is something in its place
             return None
         if not resume:
             raise InputError(
@@ -43,6 +45,8 @@ class RunFolder:
         if not record.exists():
             return None
         run = load_run(record)
+        if checkpoint.exists() and run.meta.get("identity") != self._identity:
+            return None  # of a run that this one was about to overwrite when it was stopped
         self._check(run.meta.get("identity"), record)
         return None if run.meta["status"] == "interrupted" else run
 
@@ -53,6 +57,10 @@ class RunFolder:
     def save(self, state: dict[str, Any]) -> None:
         """Write the checkpoint."""
         save_checkpoint(self.path / CHECKPOINT, {"identity": self._identity, **state})
+        if self._outdated:
+            for name in (RECORD, MODEL_FILE):
+                (self.path / name).unlink(missing_ok=True)
+            self._outdated = False
 
     def load(self) -> dict[str, Any] | None:
         """Read the checkpoint, if there is one; that of another run is refused."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, get_args
 
@@ -17,6 +17,8 @@ from classgrad.training._chunk import ON_CPU, Chunk
 from classgrad.training._numerics import Precision
 from classgrad.training._optimizers import LR_SCHEDULERS, OPTIMIZERS
 from classgrad.training._schedules import schedule
+
+_MOST_THREADS = 1024
 
 
 @dataclass(frozen=True)
@@ -94,7 +96,7 @@ class RunSpec:
                 raise InputError(f"Parameter `{name}` should be a whole number of at least {least}. Found {value!r}.")
         if self.chunk != "auto" and (type(self.chunk) is not int or self.chunk < 1):
             raise InputError(f"Parameter `chunk` should be auto or a whole number of at least 1. Found {self.chunk!r}.")
-        for name in ("capture", "compile", "channels_last"):
+        for name in ("capture", "compile", "channels_last", "flip", "gradients", "every"):
             if type(getattr(self, name)) is not bool:
                 raise InputError(f"Parameter `{name}` should be true or false. Found {getattr(self, name)!r}.")
         if not (type(self.lr) in (int, float) and math.isfinite(self.lr) and self.lr > 0):
@@ -111,11 +113,19 @@ class RunSpec:
                 object.__setattr__(self, name, value)
             if value not in choices:
                 raise InputError(f"Parameter `{name}` should be one of {_listing(choices)}. Found {value!r}.")
-        if not isinstance(self.grid, str):
+        if self.threads > _MOST_THREADS:
+            raise InputError(f"Parameter `threads` should be at most {_MOST_THREADS}. Found {self.threads!r}.")
+        if isinstance(self.grid, Sequence) and not isinstance(self.grid, str):
             object.__setattr__(self, "grid", tuple(self.grid))
+        if not isinstance(self.device, str):
+            raise InputError(f"Parameter `device` should be auto, cpu, cuda or cuda:N. Found {self.device!r}.")
         measuring_grid(self.grid, self.steps)
         row = self.row  # checks the algorithm, the protocol and the rule's options
         schedule(self.schedule or row.schedule, self.schedule_options)
+        if self.scheduler is None and self.scheduler_options:
+            raise InputError(
+                f"Parameter `scheduler_options` should come with a `scheduler`. Found {dict(self.scheduler_options)}."
+            )
         if self.scheduler is not None and self.schedule not in (None, "constant"):
             raise InputError(f"Parameter `scheduler` replaces `schedule`; give one of them. Found {self.schedule!r}.")
 

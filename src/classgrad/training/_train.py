@@ -93,6 +93,8 @@ def train_together(
     On a GPU each has a stream of its own, so that steps too small to fill it run side by side. The runs must have
     device, precision and threads in common, and no dropout: it draws from a generator they share.
     """
+    if resume and overwrite:
+        raise InputError("Of `resume` and `overwrite` one at most should be given. Found both.")
     shared = {(task.spec.device, task.spec.precision, task.spec.threads) for task in tasks}
     if len(tasks) > 1 and (len(shared) > 1 or any(task.draws for task in tasks)):
         raise InputError(

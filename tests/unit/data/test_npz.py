@@ -88,9 +88,9 @@ BAD = {
     "lengths": ({"x": np.eye(39), "y": Y}, r"x and y must be of one length, found 39 and 40"),
     "missing": (
         {"x": np.where(np.eye(40) > 0, np.nan, 1), "y": Y},
-        r"40 values are missing or infinite, the first in row 1",
+        r"40 values are missing, infinite or too large for single precision, the first in row 1",
     ),
-    "infinite": ({"x": np.full((40, 2), 1e39), "y": Y}, r"80 values are missing or infinite"),
+    "infinite": ({"x": np.full((40, 2), 1e39), "y": Y}, r"80 values are missing, infinite or too large"),
     "one axis": ({"x": np.ones(40), "y": Y}, r"x must be features \(examples, features\) or uint8 images"),
     "no features": ({"x": np.ones((40, 0)), "y": Y}, r"x must be features"),
     "texts": ({"x": np.full((40, 2), "a"), "y": Y}, r"x must be features"),

@@ -191,9 +191,9 @@ BAD = {
     ),
     "infinite": (
         changed(age=[float("inf"), *COLUMNS["age"][1:]]),
-        r"1 values are missing or infinite, the first in row 1",
+        r"1 values are missing, infinite or too large for single precision, the first in row 1",
     ),
-    "too large": (changed(age=[1e39, *COLUMNS["age"][1:]]), r"1 values are missing or infinite"),
+    "too large": (changed(age=[1e39, *COLUMNS["age"][1:]]), r"1 values are missing, infinite or too large"),
     "dates": (
         changed(age=[datetime.date(2020, 1, 1)] * N),
         r"column 'age' holds date32\[day\], neither numbers nor texts",

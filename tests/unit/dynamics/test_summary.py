@@ -6,7 +6,7 @@ import pytest
 from scipy import stats
 
 from classgrad._errors import InputError
-from classgrad.dynamics import default_threshold, summarize
+from classgrad.dynamics import Run, default_threshold, detect_mid, summarize
 
 STEPS = [0, 1, 3, 7, 15, 31]
 
@@ -45,6 +45,20 @@ def test_the_drop_is_counted_over_the_runs_that_can_be_judged(seeds):
     assert summary.mid_depth.mean == 0.25
     assert summary.mid_relative_depth.mean == 0.5
     assert summary.mid_depth.n == 2
+
+
+def test_points_of_recall_and_of_probability_are_not_averaged(seeds):
+    """A run whose recall starts at zero is judged by its loss, and its depth is one of probabilities."""
+    confusion = seeds[0]["test/confusion"].copy()
+    confusion[0, 1] = [confusion[0, 1].sum(), 0]  # not one of the minority right at the beginning
+    loss = np.full((len(confusion), 2), 3.0)
+    loss[0] = 0.5
+    series = {name: seeds[0][name] for name in ("step", "train/loss") if name in seeds[0]}
+    low = Run({**seeds[0].meta, "seed": 7}, {**series, "test/confusion": confusion, "train/loss": loss})
+    assert detect_mid(low).basis == "loss"
+    alone, mixed = summarize(seeds[:1]), summarize([low, seeds[0]])
+    assert mixed.mid_depth.mean == alone.mid_depth.mean > 0
+    assert summarize([low]).mid_depth.mean == pytest.approx(np.exp(-0.5) - np.exp(-3.0), abs=0.2)
 
 
 def test_no_run_can_be_judged(seeds):

@@ -82,6 +82,15 @@ def test_where_recall_starts_at_zero_the_loss_tells():
     assert found.span.lowest == {}
 
 
+def test_runs_of_both_kinds_are_told_by_what_most_are_judged_by():
+    losses = [0.5, 2.0, 4.0, 4.0, 3.0, 1.0, 0.2, 0.1]
+    by_loss = [made([0.0] * 5 + [0.5, 0.8, 0.9], seed, losses=losses) for seed in range(2)]
+    by_recall = [made(DROPPING, seed, losses=losses) for seed in range(2, 4)]
+    found = view(by_loss[0], *by_recall)
+    assert found.sentence.startswith("Minority initial drop in 3 of 3 runs: the mean recall of the minority classes")
+    assert "the probability given to the right class" in view(*by_loss, by_recall[0]).sentence
+
+
 def test_balanced_data_has_no_minority_to_drop():
     assert view(made(DROPPING, counts=(50, 50))).sentence.startswith("No minority: ")
 

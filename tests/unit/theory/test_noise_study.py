@@ -85,6 +85,11 @@ def test_attenuation_follows_the_imbalance_when_the_classes_are_equally_noisy():
     torch.testing.assert_close(study.nu[:, 1] * study.measured[:, 1], study.measured[:, 0])
 
 
+def test_batches_are_of_the_size_that_is_told():
+    study = noise_study([cloud(60, 4, 0.1), cloud(3, 4, 0.1)], [2, 4, 8, 63], draws=2, generator=gen())
+    assert study.per_class.tolist() == [[1, 1], [3, 1], [7, 1], [60, 3]]
+
+
 def test_equal_classes_in_the_batch_remove_the_ratio():
     """Oversampling (Sec. 5.3): with ñ_0 = ñ_1 both are attenuated alike."""
     classes = [cloud(60, 20, 0.2, seed=1), cloud(60, 20, 0.2, seed=2)]

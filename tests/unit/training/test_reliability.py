@@ -82,9 +82,36 @@ def test_a_run_is_not_overwritten_unasked(tmp_path):
     with pytest.raises(InputError, match=r"holds a run already; resume it \(--resume\)"):
         train(spec(lr=0.5), tmp_path, data=DATA)
     assert load_run(tmp_path / "run.npz").identical(run)
+    with pytest.raises(InputError, match="Found both"):
+        train(spec(), tmp_path, data=DATA, resume=True, overwrite=True)
     other = train(spec(lr=0.5), tmp_path, data=DATA, overwrite=True)
     assert load_run(tmp_path / "run.npz").identical(other)
     assert not other.identical(run)
+
+
+@pytest.mark.parametrize("changes", [{"batch_size": 1}, {"optimizer_options": {"momentum": -3}}])
+def test_what_is_there_stays_until_the_new_run_has_begun(tmp_path, changes):
+    run = train(spec(), tmp_path, data=DATA)
+    (tmp_path / "model.safetensors").write_bytes(b"weights")
+    with pytest.raises(InputError):
+        train(spec(**changes), tmp_path, data=DATA, overwrite=True)
+    assert load_run(tmp_path / "run.npz").identical(run)
+    assert train(spec(), tmp_path, data=DATA, resume=True).identical(run)
+    with pytest.raises(Crash):
+        train(spec(lr=0.5), tmp_path, data=DATA, overwrite=True, report=crash_at(3))
+    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint.pt"]  # and none of the old run beside it
+    assert train(spec(lr=0.5), tmp_path, data=DATA, resume=True).identical(train(spec(lr=0.5), data=DATA))
+
+
+def test_a_death_while_a_run_is_overwritten(tmp_path, monkeypatch):
+    """Its first checkpoint is there, and the record of the old run is not yet gone."""
+    train(spec(), tmp_path, data=DATA)
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "unlink", lambda *_, **__: (_ for _ in ()).throw(Crash()))
+        with pytest.raises(Crash):
+            train(spec(lr=0.5), tmp_path, data=DATA, overwrite=True)
+    assert (tmp_path / "run.npz").exists()
+    assert train(spec(lr=0.5), tmp_path, data=DATA, resume=True).identical(train(spec(lr=0.5), data=DATA))
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -246,6 +246,7 @@ def test_schedules_by_name_set_the_rate():
         ({"optimizer_options": {"momentum": -1}}, "Optimizer 'sgd' cannot be made"),
         ({"scheduler": "StepLR"}, "Scheduler 'steplr' cannot be made"),
         ({"model_options": {"depth": 3}}, "options of mlp"),
+        ({"model_options": {"generator": 3}}, "follows from the seed of the run"),
         ({"model": "simple_cnn", "model_options": {}}, "use mlp"),
         ({"device": "tpu"}, "`device` should be auto, cpu, cuda"),
         ({"device": "cuda:-5"}, "`device`"),
@@ -292,3 +293,8 @@ def test_the_authors_data_depends_on_the_algorithm_and_the_batch(monkeypatch, na
     asked.clear()
     load_data(RunSpec("bi7a", name, lr=0.1, steps=1), data_dir="here")
     assert asked == {"protocol": "paper", "data_dir": "here", "progress": False}
+
+
+def test_a_balanced_batch_larger_than_the_data_can_fill_is_refused():
+    with pytest.raises(InputError, match="`batch_size` should be at most 180 for balanced batches"):
+        run_of("pcnsgd+o", batch_size=181)
