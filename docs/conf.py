@@ -4,6 +4,7 @@ from classgrad import __version__
 
 project = "classgrad"
 author = "The classgrad developers"
+copyright = author
 release = version = __version__
 extensions = [
     "myst_parser",

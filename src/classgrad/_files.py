@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import tempfile
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -36,6 +37,13 @@ def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
         if isinstance(error, OSError) and error.filename == name:
             raise _about(error, path) from error
         raise
+
+
+def check_archive(archive: zipfile.ZipFile) -> None:
+    """Refuse what numpy would not write: a few bytes of bzip2 or lzma may hold gigabytes."""
+    for member in archive.infolist():
+        if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+            raise ValueError(f"{member.filename!r} is compressed in a way that numpy does not use")
 
 
 def _about(error: OSError, path: Path) -> OSError:

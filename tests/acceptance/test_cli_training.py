@@ -302,3 +302,19 @@ def test_ctrl_c_exits_with_130_and_resume_finishes(tmp_path):
     for seed in (0, 1):
         run = load_run(tmp_path / "here" / f"seed-{seed}" / "run.npz")
         assert (run.meta["status"], run.steps[-1]) == ("finished", 500)
+
+
+def test_tensorboard_stays_in_its_folder(capsys, table):
+    given = ["train", str(table.absolute()), "--target", "sick", "-a", "gd", "--tensorboard", "--out", "t", *QUICK]
+    assert main(given) == 0
+    assert [path.parent.as_posix() for path in Path("t").rglob("events*")] == [f"t/tensorboard/{table.stem}/gd/seed-0"]
+
+
+def test_a_model_remembers_how_the_columns_were_divided(capsys):
+    rows = "".join(f"{i};{i % 7};{'yes' if i % 3 else 'no'}\n" for i in range(60))
+    Path("semi.csv").write_text("a;b;y\n" + rows)
+    given = ["train", "semi.csv", "--target", "y", "-o", "delimiter=;", "-a", "gd", "--out", "t", *QUICK]
+    assert main(given) == 0
+    assert main(["predict", "t/seed-0", "semi.csv"]) == 0
+    assert main(["data", "show", "semi.csv", "--target", "y", "-o", "delimiter=;;"]) == 2
+    assert capsys.readouterr().err == "classgrad: delimiter must be one character, found ';;'\n"

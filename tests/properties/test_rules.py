@@ -81,11 +81,12 @@ def test_pcn_gives_two_classes_the_same_progress(gradients):
 
 @settings(deadline=None, max_examples=100)
 @given(rules, class_gradients())
-def test_two_equal_classes_get_exactly_equal_weights(rule, gradients):
+def test_two_equal_classes_get_equal_weights(rule, gradients):
     twice = torch.cat([gradients[:1], gradients])
     statistics = statistics_of(twice, torch.tensor([0, *range(len(gradients))]))
     weights = rule(statistics)
-    assert weights[0] == weights[1]
+    # norms of equal rows may differ in the last bit: rows are summed several at a time
+    torch.testing.assert_close(weights[0], weights[1], rtol=1e-14, atol=0)
 
 
 @settings(deadline=None, max_examples=100)

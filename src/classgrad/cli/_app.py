@@ -11,6 +11,7 @@ import typer
 from classgrad._errors import InputError
 from classgrad._version import __version__
 from classgrad.cli import _compare, _data, _demo, _predict, _report, _theory, _train
+from classgrad.cli._console import visible
 
 app = typer.Typer(
     help="Learning under class imbalance: train, compare and look at every class.",
@@ -62,5 +63,5 @@ def run(arguments: Sequence[str] | None = None) -> int:
 def _refused(reason: str, hint: str = "") -> int:
     """Print one line, unless there is nothing to say because the help was printed."""
     if reason:
-        print(" ".join(["classgrad:", *reason.split(), *hint.split()]), file=sys.stderr)
+        print(visible(" ".join(["classgrad:", *reason.split(), *hint.split()])), file=sys.stderr)
     return 2

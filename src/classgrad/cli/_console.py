@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import unicodedata
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -36,17 +37,17 @@ class Output:
     def say(self, text: str) -> None:
         """Print a line of text as it is."""
         if self.talks:
-            _console().print(text, markup=False, highlight=False, soft_wrap=True)
+            _console().print(visible(text), markup=False, highlight=False, soft_wrap=True)
 
     def table(self, columns: Sequence[str], rows: Iterable[Sequence[object]], *, title: str | None = None) -> None:
         """Print a table; columns that hold numbers alone are set to the right."""
         if not self.talks:
             return
-        lines = [[str(cell) for cell in row] for row in rows]
-        table = Table(title=title, title_justify="left", header_style="bold")
+        lines = [[visible(str(cell)) for cell in row] for row in rows]
+        table = Table(title=None if title is None else Text(visible(title)), title_justify="left", header_style="bold")
         for position, column in enumerate(columns):
             numbers = all(_is_number(line[position]) for line in lines)
-            table.add_column(Text(column), justify="right" if numbers else "left", overflow="fold")
+            table.add_column(Text(visible(column)), justify="right" if numbers else "left", overflow="fold")
         for line in lines:
             table.add_row(*map(Text, line))
         _console().print(table)
@@ -60,7 +61,7 @@ class Output:
         """Return a progress display on standard error, silent unless text is printed and a person watches."""
         console = Console(stderr=True)
         return Progress(
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(),
             MofNCompleteColumn(),
             TimeRemainingColumn(),
@@ -68,6 +69,15 @@ class Output:
             transient=True,
             disable=not (self.talks and console.is_terminal),
         )
+
+
+def visible(text: str) -> str:
+    r"""Return a text whose control characters are spelled out: names from a file must not steer the terminal.
+
+    >>> print(visible("a\x1b[31mb"))
+    a\x1b[31mb
+    """
+    return "".join(c if c in "\n\t" or unicodedata.category(c) != "Cc" else f"\\x{ord(c):02x}" for c in text)
 
 
 def _console() -> Console:

@@ -12,7 +12,7 @@ import torch
 from rich.progress import TaskID
 
 from classgrad._errors import InputError
-from classgrad.cli._console import Output
+from classgrad.cli._console import Output, visible
 from classgrad.dynamics import class_norms, recall
 from classgrad.training import Job, Progress
 
@@ -63,7 +63,7 @@ class Live:
 
     def _name(self, number: int) -> str:
         spec = self._jobs[number].spec
-        return f"{spec.data} {spec.algorithm} seed {spec.seed}"
+        return visible(f"{spec.data} {spec.algorithm} seed {spec.seed}")
 
     def _describe(self, number: int, point: dict[str, Any]) -> str:
         name = next(f"{split}/confusion" for split in ("test", "validation", "train") if f"{split}/confusion" in point)
@@ -89,7 +89,8 @@ class Boards:
         """Log one measuring point of run ``number``."""
         spec = self._jobs[number].spec
         if number not in self._writers:
-            self._writers[number] = self._make(str(self._logs / spec.data / spec.algorithm / f"seed-{spec.seed}"))
+            data = Path(spec.data).stem or "data"  # a file of one's own may lie anywhere
+            self._writers[number] = self._make(str(self._logs / data / spec.algorithm / f"seed-{spec.seed}"))
         for name, value in _scalars(point, self._classes[spec.data]).items():
             self._writers[number].add_scalar(name, value, step)
 

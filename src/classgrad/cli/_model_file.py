@@ -51,7 +51,11 @@ def load_model(path: Path) -> TrainedModel:
         raise InputError(f"{place} is no model of classgrad (its metadata does not say {FORMAT})")
     spec = RunSpec.from_json(metadata.get("spec", ""))
     preprocessing = Preprocessing.from_json(metadata.get("preprocessing", ""))
-    return TrainedModel(_filled(make_model(spec, preprocessing), tensors, place), preprocessing, spec)
+    try:
+        model = make_model(spec, preprocessing)
+    except (OverflowError, RuntimeError, TypeError) as error:
+        raise InputError(f"{place}: its network cannot be made ({' '.join(str(error).split())[:200]})") from error
+    return TrainedModel(_filled(model, tensors, place), preprocessing, spec)
 
 
 def _filled(model: nn.Module, tensors: dict[str, object], place: Path) -> nn.Module:

@@ -71,7 +71,7 @@ def predict(
 
 def _examples(source: str, trained: TrainedModel, data_dir: Path | None) -> Examples:
     if source not in recipes():
-        return load_new(source, trained.preprocessing)
+        return load_new(source, trained.preprocessing, delimiter=trained.spec.data_options.get("delimiter"))
     test = load(source, data_dir=data_dir).test
     return Examples(test.x, tuple(str(index) for index in test.indices.tolist()))
 

@@ -63,7 +63,7 @@ class Dataset:
 
     @property
     def splits(self) -> dict[str, Split]:
-        """The splits that hold examples, by name: some recipes have no validation split."""
+        """The splits that hold examples, by name; some recipes have no validation split."""
         return {name: split for name, split in self._all_splits() if len(split)}
 
     @property
@@ -76,7 +76,7 @@ class Dataset:
 
     @property
     def rho(self) -> float:
-        """Imbalance ratio ρ: examples of the largest training class over those of the smallest."""
+        """Imbalance ratio ρ, the examples of the largest training class over those of the smallest."""
         train = self.counts["train"]
         return max(train) / min(train)
 

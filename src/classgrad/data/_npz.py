@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor
 
 from classgrad._errors import InputError
+from classgrad._files import check_archive
 
 _CHANNELS = (1, 3)
 
@@ -19,6 +21,10 @@ def read_npz(path: Path) -> dict[str, npt.NDArray[Any]]:
     """Read every array of the file; arrays of Python objects are refused."""
     try:
         with path.open("rb") as file:
+            if zipfile.is_zipfile(file):
+                with zipfile.ZipFile(file) as archive:
+                    check_archive(archive)
+            file.seek(0)
             found = np.load(file, allow_pickle=False)
             if not isinstance(found, np.lib.npyio.NpzFile):
                 raise ValueError("it holds a single array, use numpy.savez")
@@ -34,10 +40,10 @@ def npz_labels(arrays: dict[str, npt.NDArray[Any]], path: Path) -> npt.NDArray[A
     if y.ndim != 1:
         raise InputError(f"{path}: y must be one label an example, found an array of shape {y.shape}")
     if y.dtype.kind == "S":
-        y = y.astype(str)
+        y = _texts(y, path)
     if "classes" not in arrays:
         return y
-    names = arrays["classes"].astype(str).ravel()
+    names = _texts(arrays["classes"], path).ravel()
     if len(set(names)) < len(names):
         raise InputError(f"{path}: classes must be different names, found {_repeated(names)!r} more than once")
     if y.dtype.kind not in "iu" or not np.array_equal(np.unique(y), np.arange(len(names))):
@@ -45,6 +51,13 @@ def npz_labels(arrays: dict[str, npt.NDArray[Any]], path: Path) -> npt.NDArray[A
             f"{path}: with classes, y must hold every number of 0..{len(names) - 1}, found {np.unique(y)[:5]}"
         )
     return np.asarray(names[y])
+
+
+def _texts(values: npt.NDArray[Any], path: Path) -> npt.NDArray[Any]:
+    try:
+        return np.char.decode(values, "utf-8") if values.dtype.kind == "S" else values.astype(str)
+    except UnicodeDecodeError:
+        raise InputError(f"{path}: labels and names of classes must be UTF-8") from None
 
 
 def _repeated(names: npt.NDArray[Any]) -> str:

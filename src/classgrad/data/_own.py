@@ -57,7 +57,8 @@ def load_table(
     seed: int = 0,
 ) -> Dataset:
     """Load a CSV or Parquet file whose column ``target`` names the classes, without the columns ``drop``."""
-    left_out = [drop] if isinstance(drop, str) else list(drop)
+    target = str(target)  # the name of a column may look like a number
+    left_out = [str(name) for name in drop] if isinstance(drop, (list, tuple)) else [str(drop)]
     table = read_table(path, delimiter=delimiter)
     check_columns(table, left_out, path)
     y, classes = class_labels(target_values(table, target, path), f"{path}, column {target!r}")

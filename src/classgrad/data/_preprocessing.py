@@ -27,7 +27,7 @@ class Column:
 
     @property
     def features(self) -> tuple[str, ...]:
-        """Names of the features the column becomes: itself, or one a category."""
+        """Names of the features the column becomes, itself, or one a category."""
         if self.categories is None:
             return (self.name,)
         return tuple(f"{self.name}={category}" for category in self.categories)

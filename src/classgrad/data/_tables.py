@@ -49,7 +49,9 @@ def _csv(path: Path, delimiter: str | None, texts: Sequence[str]) -> Any:
     csv, pyarrow = lab_module("pyarrow.csv", _PURPOSE), lab_module("pyarrow", _PURPOSE)
     return csv.read_csv(
         path,
-        parse_options=csv.ParseOptions(delimiter=delimiter or DELIMITERS.get(path.suffix.lower(), ",")),
+        parse_options=csv.ParseOptions(
+            delimiter=delimiter or DELIMITERS.get(path.suffix.lower(), ","), newlines_in_values=True
+        ),
         convert_options=csv.ConvertOptions(
             strings_can_be_null=True, column_types={name: pyarrow.string() for name in texts}
         ),

@@ -64,7 +64,7 @@ class Drop(Record):
 
     @property
     def reference(self) -> float:
-        """The level a drop is measured from: the lower of the initial value and chance."""
+        """The level a drop is measured from, the lower of the initial value and chance."""
         return min(self.initial, self.chance)
 
     @property
@@ -84,7 +84,7 @@ class Drop(Record):
 
     @property
     def relative_depth(self) -> float:
-        """``depth`` as a share of the reference: 1 is a fall to zero."""
+        """``depth`` as a share of the reference; 1 is a fall to zero."""
         return self.depth / self.reference if self.start is not None else 0.0
 
 

@@ -22,7 +22,10 @@ SPLITS = ("train", "validation", "test")
 STATUSES = ("finished", "diverged", "interrupted")
 """How a run may have ended."""
 
-SETTINGS = ("data", "protocol", "classes", "algorithm", "model", "optimizer", "lr", "batch_size")
+SETTINGS = (
+    *("data", "fingerprint", "protocol", "classes", "algorithm", "model", "optimizer", "lr", "batch_size"),
+    "precision",
+)
 """The entries of ``meta`` that must agree before runs count as seeds of one experiment."""
 
 EVERY = "every/"
@@ -103,7 +106,7 @@ class Run:
 
     @property
     def minority(self) -> NDArray[np.bool_]:
-        """Which classes are minority classes: some examples, but fewer than the average class; shape (L,)."""
+        """Which classes have some examples, but fewer than the average class; shape (L,)."""
         mask: NDArray[np.bool_] = (self.counts > 0) & (self.counts < self.counts.mean())
         return mask
 
@@ -239,8 +242,19 @@ def _check_meta(meta: Mapping[str, Any]) -> None:
             f"Parameter `meta` should list the training examples of each of {len(classes)} classes under 'counts'. "
             f"Found {counts!r}."
         )
-    if not all(type(count) is int and count >= 0 for count in counts):
+    if not all(type(count) is int and 0 <= count < 2**63 for count in counts):
         raise InputError(f"Parameter `meta` should have whole numbers from 0 on under 'counts'. Found {counts!r}.")
+    seed, spec = meta.get("seed"), meta.get("spec")
+    if seed is not None and type(seed) is not int:
+        raise InputError(f"Parameter `meta` should have a whole number under 'seed'. Found {seed!r}.")
+    if spec is not None and not (isinstance(spec, dict) and {"algorithm", "data"} <= set(spec)):
+        raise InputError("Parameter `meta` should have the settings of a run under 'spec'. Found something else.")
+    try:
+        "".join(classes).encode()
+    except UnicodeEncodeError:
+        raise InputError(
+            "Parameter `meta` should have names of classes that are text. Found lone surrogates."
+        ) from None
     status = meta.get("status", "finished")
     if status not in STATUSES:
         raise InputError(f"Parameter `meta` should have one of {', '.join(STATUSES)} under 'status'. Found {status!r}.")

@@ -27,7 +27,7 @@ class Estimate(Record):
     n: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class MeanCurve:
     """Mean and standard error over seeds on the steps that all of them measured."""
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 import io
 import json
 import zipfile
-import zlib
 from pathlib import Path
 
 import numpy as np
 
 from classgrad._errors import InputError
-from classgrad._files import write_atomically
+from classgrad._files import check_archive, write_atomically
 from classgrad.dynamics._json import dump_json
 from classgrad.dynamics._run import Array, Run
 
@@ -20,19 +19,6 @@ VERSION = 1
 
 _HEADER = "header"
 # What reading a damaged or hostile archive can raise, down to an array header that asks for more memory than there is.
-_UNREADABLE = (
-    zipfile.BadZipFile,
-    zlib.error,
-    EOFError,
-    KeyError,
-    MemoryError,
-    NotImplementedError,
-    OverflowError,
-    RuntimeError,
-    SyntaxError,
-    TypeError,
-    ValueError,
-)
 
 
 def save_run(run: Run, path: str | Path) -> None:
@@ -60,7 +46,7 @@ def load_run(path: str | Path) -> Run:
         header = json.loads(str(arrays.pop(_HEADER)))
     except OSError as error:
         raise InputError(f"Run file {path} cannot be read: {error.strerror or error}.") from error
-    except _UNREADABLE as error:
+    except Exception as error:  # damaged zip files raise nearly anything
         raise InputError(f"Run file {path} is damaged or no run of classgrad ({_one_line(error)}).") from error
     if not isinstance(header, dict) or header.get("format") != FORMAT or not isinstance(header.get("meta"), dict):
         raise InputError(f"Run file {path} is no run of classgrad (its header does not say {FORMAT}).")
@@ -84,6 +70,7 @@ def _write_array(archive: zipfile.ZipFile, name: str, values: Array) -> None:
 def _read_arrays(path: Path) -> dict[str, Array]:
     arrays = {}
     with zipfile.ZipFile(path) as archive:
+        check_archive(archive)
         for name in archive.namelist():
             content = io.BytesIO(archive.read(name))  # the whole member, so that its checksum is verified
             arrays[name.removesuffix(".npy")] = np.lib.format.read_array(content, allow_pickle=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -54,7 +55,7 @@ def default_threshold(num_classes: int) -> float:
     >>> default_threshold(2)
     0.7
     """
-    return round(1 / num_classes + 0.4 * (1 - 1 / num_classes), 12)
+    return math.floor(1e12 * (1 / num_classes + 0.4 * (1 - 1 / num_classes)) + 0.01) / 1e12
 
 
 def summarize(
@@ -74,7 +75,10 @@ def summarize(
     peaks = [peak(run, split, select) for run in runs]
     at_peak = list(zip(runs, peaks, strict=True))
     mids = [mid for mid in (detect_mid(run, split) for run in runs) if mid.basis != "undecided"]
-    depths = [mid for mid in mids if mid.basis == "recall"] or mids  # points of recall and of probability do not add up
+    # points of recall and of probability do not add up: those of the kind that tells of most drops are averaged
+    told = Counter(mid.basis for mid in mids if mid.verdict)
+    basis = "loss" if told["loss"] > told["recall"] else "recall"
+    depths = [mid for mid in mids if mid.basis == basis] or mids
     return Summary(
         settings=runs[0].settings,
         seeds=tuple(run.meta.get("seed") for run in runs),

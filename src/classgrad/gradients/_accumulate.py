@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 import torch
@@ -59,16 +60,19 @@ class Accumulator:
         for tensor in (counts, losses, reached):
             distributed.all_reduce(tensor, group=group)
         common = [p for p, count in zip(parameters, reached.tolist(), strict=True) if count]
-        dtype = promote(parameters[0].detach()).dtype
+        kinds = [promote(p.detach()).dtype for p in common]
+        dtype = functools.reduce(torch.promote_types, kinds, torch.float32)
         for label, count in zip(labels, counts.tolist(), strict=True):
             own = self._sums.get(label, {})
-            flat = torch.cat([own.get(p, torch.zeros_like(p, dtype=dtype)).reshape(-1) for p in common] or [zero[None]])
+            parts = [own.get(p, torch.zeros_like(p, dtype=dtype)).reshape(-1).to(dtype) for p in common]
+            flat = torch.cat(parts or [zero[None]])
             if count:
                 distributed.all_reduce(flat, group=group)
-                parts = torch.split(flat, [p.numel() for p in common]) if common else ()
-                self._sums[label] = {p: part.view(p.shape) for p, part in zip(common, parts, strict=True)}
+                sums = torch.split(flat, [p.numel() for p in common]) if common else ()
+                each = zip(common, kinds, sums, strict=True)
+                self._sums[label] = {p: part.view(p.shape).to(kind) for p, kind, part in each}
         self._counts = dict(zip(labels, counts.tolist(), strict=True))
-        self._losses = dict(zip(labels, losses.to(dtype), strict=True))
+        self._losses = dict(zip(labels, losses.to(dtype.to_real()), strict=True))
 
     def finish(self) -> tuple[dict[nn.Parameter, Term], Tensor, ClassLayout]:
         """Return the sums as terms, f^(l) over everything seen, and the layout of all classes."""

@@ -46,7 +46,7 @@ def check_settings(model: object, rule: object, max_memory: int, mixing: object)
         check_rule(rule)
     if not isinstance(mixing, Sequence) or not all(isinstance(kind, type) for kind in mixing):
         raise InputError(f"Parameter `mixing` should be a sequence of layer types. Found {mixing!r}.")
-    if max_memory < 0:
+    if type(max_memory) is not int or max_memory < 0:
         raise InputError(f"Parameter `max_memory` should be a number of bytes of at least 0. Found {max_memory!r}.")
 
 

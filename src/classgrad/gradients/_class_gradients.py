@@ -122,7 +122,7 @@ class ClassGradients:
 
     @property
     def parameters(self) -> list[nn.Parameter]:
-        """The parameters that take part now: those that require gradients."""
+        """The parameters that take part now, those that require gradients."""
         return self._basis.parameters
 
     def backward(self, losses: Tensor, y: Tensor, *, scaler: GradScaler | None = None) -> Step:
@@ -219,8 +219,8 @@ class ClassGradients:
         A step that goes by remembered norms (see :meth:`backward`) is cheaper this way: that is known before the
         forward, so the hooks rest.
         """
-        if chunk is not None and chunk < 1:
-            raise InputError(f"Parameter `chunk` should be at least 1. Found {chunk!r}.")
+        if chunk is not None and (type(chunk) is not int or chunk < 1):
+            raise InputError(f"Parameter `chunk` should be a whole number of at least 1. Found {chunk!r}.")
         if self.engine != "split" and chunk is None:
             return self._through(loss_fn, x, y, scaler)
         return self._micro_batches.by_class(loss_fn, x, y, chunk, scaler)

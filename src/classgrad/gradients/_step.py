@@ -12,7 +12,7 @@ from torch import Tensor
 Reason = Literal["missing", "zero", "nonfinite"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Step:
     """What one call of ``backward`` or ``finalize`` saw and did; one entry per class in the order of ``classes``.
 

@@ -12,7 +12,7 @@ from classgrad.gradients._combine import Terms
 from classgrad.gradients._terms import Term
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class GradientTable:
     """The class gradients of a batch: for every parameter name an ``(L, *shape)`` tensor, one row per class."""
 

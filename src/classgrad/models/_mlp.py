@@ -6,6 +6,7 @@ from itertools import pairwise
 import torch
 from torch import nn
 
+from classgrad._errors import InputError
 from classgrad.models._checks import VARIANTS, one_of, whole
 from classgrad.models._initial import glorot_normal, he_normal, realize
 
@@ -34,6 +35,8 @@ def mlp(
     """
     one_of("variant", variant, VARIANTS)
     classes = whole("num_classes", num_classes)
+    if not isinstance(hidden, (list, tuple)):
+        raise InputError(f"hidden must list the widths of the hidden layers, found {hidden!r}")
     widths = [whole("in_features", in_features), *(whole("hidden", width) for width in hidden)]
 
     def construct() -> nn.Sequential:

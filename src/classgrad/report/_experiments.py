@@ -20,7 +20,9 @@ PREFERRED_SPLITS = ("test", "validation", "train")
 
 _PROBLEM = ("data", "protocol", "classes")
 _EXPERIMENT = (*SETTINGS, "steps")
-_TOLD_APART_BY = ("model", "optimizer", "lr", "batch_size", "steps")
+_TOLD_APART_BY = ("model", "optimizer", "lr", "batch_size", "steps", "precision")
+_NO_SETTING = ("data", "seed", "device", "capture", "threads", "chunk")
+"""Entries of a run's full settings that seeds of one experiment need not share."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,16 +114,28 @@ def _experiments(runs: Sequence[Run]) -> list[Experiment]:
     seen: Counter[str] = Counter()
     keyed = []
     for run in runs:
-        key = _key(run.meta, _EXPERIMENT)
+        key = _key(run.meta, _EXPERIMENT) + json.dumps(_others(run.meta), sort_keys=True)
         with_seed = f"{key} {run.meta.get('seed')}"
         keyed.append((f"{key} {seen[with_seed]}", run))
         seen[with_seed] += run.meta.get("seed") is not None
     groups = list(_grouped(keyed).values())
+    metas = [{**_others(group[0].meta), **group[0].meta} for group in groups]
     names = _labels(
-        [(str(group[0].meta.get("algorithm") or "algorithm"), group[0].meta) for group in groups],
-        _TOLD_APART_BY,
+        [(str(meta.get("algorithm") or "algorithm"), meta) for meta in metas],
+        tuple(dict.fromkeys((*_TOLD_APART_BY, *(name for meta in metas for name in _others(meta))))),
     )
     return [Experiment(name, tuple(group)) for name, group in zip(names, groups, strict=True)]
+
+
+def _others(meta: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the full settings of a run that carries them, options by their own names."""
+    found: dict[str, Any] = {}
+    for name, value in dict(meta.get("spec") or {}).items():
+        if isinstance(value, Mapping):
+            found |= value
+        elif name not in _NO_SETTING:
+            found[name] = value
+    return found
 
 
 def _labels(named: Sequence[tuple[str, Mapping[str, Any]]], told_apart_by: Sequence[str]) -> list[str]:

@@ -37,9 +37,9 @@ class Rescale(Rule):
     def __init__(
         self, every: int = 5, *, floor: float = 0.1, on_negative: Negative = "skip", form: Form = "paper"
     ) -> None:
-        if every < 1:
-            raise InputError(f"Parameter `every` should be at least 1. Found {every!r}.")
-        if not 0 <= floor < 1:
+        if type(every) is not int or every < 1:
+            raise InputError(f"Parameter `every` should be a whole number of at least 1. Found {every!r}.")
+        if not (isinstance(floor, (int, float)) and 0 <= floor < 1):
             raise InputError(f"Parameter `floor` should be at least 0 and below 1. Found {floor!r}.")
         for name, value, choices in (("on_negative", on_negative, Negative), ("form", form, Form)):
             if value not in get_args(choices):

@@ -13,7 +13,7 @@ Need = Literal["norms", "gram", "projections"]
 Scope = Literal["model", "layer", "parameter"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class ClassStatistics:
     """What a rule may look at; every tensor has one entry per class, in the order of ``classes``.
 
@@ -36,7 +36,7 @@ class Rule(ABC):
     separable: bool = True
     """Whether a class's weight depends on that class alone, so that classes can be streamed one by one."""
     per: Scope = "model"
-    """Over what the statistics are taken: the whole parameter vector (as in the paper), each layer, each tensor."""
+    """Whether statistics are of the whole parameter vector (as in the paper), of each layer or of each tensor."""
     refresh: int = 1
     """Every how many steps the norms are taken anew; those in between go by the remembered ones, as one plain weighted
     backward pass. Above 1 this is for rules that need the norms over the whole model and nothing else."""

@@ -59,7 +59,7 @@ class ClassBatches(BatchSampler):
 
     @property
     def sampler(self) -> "ClassBatches":  # type: ignore[override]
-        """The sampler itself: Lightning calls `set_epoch` on a batch sampler's `sampler`."""
+        """The sampler itself, since Lightning calls `set_epoch` on a batch sampler's `sampler`."""
         return self
 
     @property

@@ -69,7 +69,7 @@ def _group(labels: Labels, parameter: str) -> Groups:
 def _with_declared(groups: Groups, declared: Classes) -> Groups:
     if isinstance(declared, int):
         raise InputError(f"classes must list the labels of all classes, such as range({declared}); found {declared}")
-    names: Any = declared if isinstance(declared, Tensor) else list(declared)
+    names: Any = declared if isinstance(declared, (Tensor, np.ndarray)) else list(declared)
     wanted = _group(names, "classes")
     if len(wanted) != len(wanted.classes):
         raise InputError(f"classes must name every class once; found {len(wanted) - len(wanted.classes)} repeated")
@@ -103,6 +103,8 @@ def _integers(labels: Labels, parameter: str) -> tuple[NDArray[Any], list[str] |
         return array.astype(np.int64) if array.dtype.kind == "b" else array, None
     values = labels if isinstance(labels, list) else array.tolist()
     kinds = {type(value) for value in values}
+    if kinds == {np.str_}:
+        values, kinds = [str(value) for value in values], {str}
     if kinds != {str}:
         found = ", ".join(sorted(kind.__name__ for kind in kinds))
         raise InputError(f"{parameter} must be all integers or all strings; found {found}")

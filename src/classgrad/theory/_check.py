@@ -57,7 +57,7 @@ class CheckRow:
 
     @property
     def proved(self) -> bool:
-        """Whether the statement has a proof: all have but the printed ones."""
+        """Whether the statement has a proof; all have but the printed ones."""
         return self.statement != "printed"
 
 

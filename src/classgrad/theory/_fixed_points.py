@@ -17,9 +17,9 @@ class FixedPoints:
     """Distances from the two conditions: 0 at a fixed point, 1 when all class gradients are parallel; shape (...)."""
 
     gd: Tensor
-    """‖Σ_l g_l‖ / Σ_l ‖g_l‖: GD stops where g_0 = -g_1."""
+    """‖Σ_l g_l‖ / Σ_l ‖g_l‖; GD stops where g_0 = -g_1."""
     pcngd: Tensor
-    """‖Σ_l g_l/‖g_l‖‖ / L: PCNGD stops where g_0 = -γ g_1, for any γ > 0."""
+    """‖Σ_l g_l/‖g_l‖‖ / L; PCNGD stops where g_0 = -γ g_1, for any γ > 0."""
     mean_ratio: Tensor
     """Norm of the *mean* gradient of every class over that of class 0, shape (..., classes).
 

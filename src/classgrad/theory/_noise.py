@@ -118,7 +118,7 @@ class NoiseStudy:
 
     @property
     def predicted_ratio(self) -> Tensor:
-        """Eq. "proj" for the same: about ñ_0/ñ_l times the ratio of the relative noises."""
+        """Eq. "proj" for the same, about ñ_0/ñ_l times the ratio of the relative noises."""
         return _ratio(1 - self.predicted)
 
     @property

@@ -136,8 +136,11 @@ class Examples:
         if self.kind == "logistic":
             return None
         classes = [self.inputs[self.labels == label] for label in range(len(self.counts))]
-        smallest = [torch.linalg.eigvalsh(rows @ rows.T)[0] / len(self.labels) for rows in classes]
-        return Constant(torch.stack(smallest), how="smallest eigenvalue of Z_l Z_lᵀ/n")
+        spectra = [torch.linalg.eigvalsh(rows @ rows.T) / len(self.labels) for rows in classes]
+        rounding = torch.finfo(self.inputs.dtype).eps
+        if any(bool(found[0] <= found[-1] * len(found) * rounding) for found in spectra):
+            return None
+        return Constant(torch.stack([found[0] for found in spectra]), how="smallest eigenvalue of Z_l Z_lᵀ/n")
 
     def losses(self, x: Tensor) -> Tensor:
         """f^(l)(x)."""

@@ -40,7 +40,7 @@ class Constants:
     """The constants of the paper's assumptions on the class losses f^(l); each tensor has shape (..., classes)."""
 
     smoothness: Constant
-    """L_2: the gradient of f^(l) is L_2-Lipschitz. One per class is allowed; the paper takes the largest for all."""
+    """L_2 of L_2-Lipschitz gradients of f^(l). One per class is allowed; the paper takes the largest for all."""
     minima: Constant
     """f^(l)_*, or any number known to be below f^(l)."""
     lipschitz: Constant | None = None
@@ -128,7 +128,7 @@ class Bound:
     constants: Mapping[str, Tensor] = field(default_factory=dict)
     """Every constant that enters, under the paper's name."""
     estimated: tuple[str, ...] = ()
-    """Names of the constants that are estimates: such a bound is an indication, not a proof."""
+    """Names of the constants that are estimates; such a bound is an indication, not a proof."""
 
     @property
     def holds(self) -> Tensor:
@@ -137,7 +137,7 @@ class Bound:
 
     @property
     def violated(self) -> Tensor:
-        """Where the assumptions are met and left > right: never, for a true statement with true constants."""
+        """Where the assumptions are met and left > right; never, for a true statement with true constants."""
         return self.met & ~self.holds
 
     @property

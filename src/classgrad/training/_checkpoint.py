@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import pickle
 from pathlib import Path
 from typing import Any
 
@@ -13,18 +12,6 @@ from classgrad._errors import InputError
 from classgrad._files import write_atomically
 
 FORMAT = "classgrad.checkpoint/1"
-
-# What torch raises for a file that is cut off, of another kind or hostile.
-_UNREADABLE = (
-    AttributeError,
-    EOFError,
-    KeyError,
-    OSError,
-    RuntimeError,
-    TypeError,
-    ValueError,
-    pickle.UnpicklingError,
-)
 
 
 def save_checkpoint(path: Path, state: dict[str, Any]) -> None:
@@ -50,7 +37,7 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
         raise InputError(f"Checkpoint {path} cannot be read: {error.strerror or error}.") from error
     try:
         state = torch.load(content, map_location="cpu", weights_only=True)
-    except _UNREADABLE as error:
+    except Exception as error:  # of a file that is cut off, of another kind or hostile torch raises nearly anything
         reason = " ".join(str(error).split())[:120]
         raise InputError(
             f"Checkpoint {path} is damaged or none of classgrad's ({reason}); move it away to start the run again."

@@ -21,7 +21,7 @@ class RunFolder:
     def __init__(self, path: Path, identity: str) -> None:
         self.path = path
         self._identity = identity
-        self._outdated = False
+        self._outdated = self._began = False
 
     def enter(self, *, resume: bool, overwrite: bool) -> Run | None:
         """Check what is there; the record if the run is done already and is to be resumed."""
@@ -53,14 +53,15 @@ class RunFolder:
     def record(self, run: Run) -> None:
         """Write the record."""
         save_run(run, self.path / RECORD)
+        self._remove(CHECKPOINT, MODEL_FILE)
 
     def save(self, state: dict[str, Any]) -> None:
         """Write the checkpoint."""
+        if self._outdated and state["step"] == 0 and not self._began:
+            self._began = True  # settings may yet turn out to be bad at the first update
+            return
         save_checkpoint(self.path / CHECKPOINT, {"identity": self._identity, **state})
-        if self._outdated:
-            for name in (RECORD, MODEL_FILE):
-                (self.path / name).unlink(missing_ok=True)
-            self._outdated = False
+        self._remove(RECORD, MODEL_FILE)
 
     def load(self) -> dict[str, Any] | None:
         """Read the checkpoint, if there is one; that of another run is refused."""
@@ -70,6 +71,13 @@ class RunFolder:
         state = load_checkpoint(path)
         self._check(state.get("identity"), path)
         return state
+
+    def _remove(self, *names: str) -> None:
+        """Remove what is left of the run that was overwritten, now that there is something in its place."""
+        if self._outdated:
+            for name in names:
+                (self.path / name).unlink(missing_ok=True)
+            self._outdated = False
 
     def _check(self, identity: object, file: Path) -> None:
         if identity != self._identity:

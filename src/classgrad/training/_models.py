@@ -18,8 +18,9 @@ from classgrad.training._streams import stream
 def make_model(spec: RunSpec, preprocessing: Preprocessing) -> nn.Module:
     """Build the network for the data at hand, as it is at step 0; the protocol is also the network's variant."""
     generator = torch.Generator().manual_seed(stream(spec.seed, "model"))
-    if "generator" in spec.model_options:
-        raise InputError("Parameter `generator` of a model follows from the seed of the run. Found one in its options.")
+    for name in ("generator", "num_classes", "in_features", "in_channels"):
+        if name in spec.model_options:
+            raise InputError(f"Parameter `{name}` of a model follows from the run. Found one in its options.")
     options = {"variant": spec.protocol, "generator": generator, **spec.model_options}
     return build(spec.model, len(preprocessing.classes), preprocessing.shape, **options).to(dtype_of(spec.precision))
 

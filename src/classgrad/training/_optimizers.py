@@ -47,7 +47,7 @@ def make_optimizer(
         optimizer = kind(parameters, lr=lr, **{**_recordable(kind, parameters), **(options or {})})  # type: ignore[call-arg]
         optimizer._warned_capturable_if_run_uncaptured = True  # the first step does
         return optimizer
-    except (TypeError, ValueError) as error:
+    except (IndexError, RuntimeError, TypeError, ValueError) as error:
         raise InputError(f"Optimizer {name!r} cannot be made with {dict(options or {})}: {_line(error)}") from error
 
 
@@ -73,10 +73,13 @@ def make_lr_scheduler(name: str, optimizer: Optimizer, options: Mapping[str, Any
 
 def advance(scheduler: LRScheduler, update: Update) -> None:
     """One step of the scheduler; ReduceLROnPlateau watches the batch's loss."""
-    if isinstance(scheduler, lr_scheduler.ReduceLROnPlateau):
-        scheduler.step(update.loss.detach())
-    else:
-        scheduler.step()
+    try:
+        if isinstance(scheduler, lr_scheduler.ReduceLROnPlateau):
+            scheduler.step(update.loss.detach())
+        else:
+            scheduler.step()
+    except (ArithmeticError, TypeError, ValueError) as error:
+        raise InputError(f"Scheduler {type(scheduler).__name__.lower()!r} cannot go on: {_line(error)}") from error
 
 
 def current_lr(optimizer: Optimizer) -> float:

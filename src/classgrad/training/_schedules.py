@@ -17,7 +17,7 @@ from classgrad._errors import InputError
 from classgrad.theory import dominated_steps, gd_steps, second_steps
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Moment:
     """What a step size may depend on: the step t of T, completed epochs, the user's ``lr``, the step's Gram matrix."""
 
@@ -71,7 +71,7 @@ def gd_alternate(moment: Moment) -> Tensor | float:
 
 
 def pcngd_second(moment: Moment) -> Tensor | float:
-    """η_t = c/(ω_t √T) with c = lr and ω_t = 1 + cos α (second formal version of Th. 2)."""
+    """η_t = c/(ω_t √T) with c = lr and ω_t = 1 + cos α, the least of all classes (second version of Th. 2)."""
     return second_steps(moment.lr, moment.steps)(moment.step, _gram(moment))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, get_args
@@ -19,6 +19,7 @@ from classgrad.training._optimizers import LR_SCHEDULERS, OPTIMIZERS
 from classgrad.training._schedules import schedule
 
 _MOST_THREADS = 1024
+_LARGEST = sys.float_info.max
 
 
 @dataclass(frozen=True)
@@ -99,7 +100,10 @@ class RunSpec:
         for name in ("capture", "compile", "channels_last", "flip", "gradients", "every"):
             if type(getattr(self, name)) is not bool:
                 raise InputError(f"Parameter `{name}` should be true or false. Found {getattr(self, name)!r}.")
-        if not (type(self.lr) in (int, float) and math.isfinite(self.lr) and self.lr > 0):
+        for name in ("data", "model", "rule", "schedule", "optimizer", "scheduler"):
+            if not isinstance(getattr(self, f"{name}_options"), Mapping):
+                raise InputError(f"Parameter `{name}_options` should be a mapping of names to values. Found another.")
+        if not (type(self.lr) in (int, float) and 0 < self.lr <= _LARGEST):
             raise InputError(f"Parameter `lr` should be a number above 0. Found {self.lr!r}.")
         for name, choices in (
             ("precision", get_args(Precision)),
@@ -151,7 +155,7 @@ class RunSpec:
         """Read what :meth:`to_json` wrote."""
         try:
             return cls(**json.loads(text))
-        except (TypeError, ValueError) as error:
+        except (OverflowError, RecursionError, TypeError, ValueError) as error:
             raise InputError(f"The settings of the run cannot be read: {' '.join(str(error).split())}") from error
 
     def identity(self, fingerprint: str) -> str:

@@ -30,11 +30,18 @@ def load_trained(out_dir: str | Path) -> TrainedModel:
     if not path.is_file():
         raise InputError(f"Folder {out_dir} holds no run of classgrad ({CHECKPOINT} is missing).")
     state = load_checkpoint(path)
+    lacking = {"finished", "step", "spec", "preprocessing", "reservoir", "model"} - set(state)
+    if lacking:
+        raise InputError(f"Checkpoint {path} does not hold {', '.join(sorted(lacking))}.")
     if not state["finished"]:
         raise InputError(f"The run in {out_dir} is at step {state['step']} and not finished; resume it first.")
     spec = RunSpec.from_json(state["spec"])
     preprocessing = Preprocessing.from_json(state["preprocessing"])
     model = make_model(spec, preprocessing)
     reservoir = state["reservoir"]
-    model.load_state_dict(reservoir["kept"] if reservoir else state["model"])
+    try:
+        model.load_state_dict(reservoir["kept"] if reservoir else state["model"])
+    except (KeyError, RuntimeError, TypeError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise InputError(f"Checkpoint {path}: the weights do not fit the network of the run ({reason}).") from error
     return TrainedModel(model.eval(), preprocessing, spec)

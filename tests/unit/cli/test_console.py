@@ -24,6 +24,18 @@ def test_text(capsys: pytest.CaptureFixture) -> None:
     assert "{" not in out
 
 
+def test_names_cannot_steer_the_terminal(capsys: pytest.CaptureFixture) -> None:
+    Output().say("a\x1b[31mb\x07")
+    Output().table(["na\x1bme"], [("\x9bcell",)], title="[/b] a [draft]")
+    out = capsys.readouterr().out
+    assert "a\\x1b[31mb\\x07" in out
+    assert "na\\x1bme" in out
+    assert "\\x9bcell" in out
+    assert "[/b] a" in out
+    assert "[draft]" in out
+    assert "\x1b" not in out
+
+
 def test_json_is_one_document(capsys: pytest.CaptureFixture) -> None:
     fill(Output(json=True))
     assert json.loads(capsys.readouterr().out) == {"x": [1.5, None, [None, "é"]], "3": None}

@@ -30,6 +30,7 @@ def test_the_most_frequent_class_comes_first(values: list, labels: list[int], na
         ([0.5, 1.0], "x: labels must be texts or whole numbers, found fractions"),
         ([0.0, np.inf], "x: labels must be texts or whole numbers below 2\\^63, found inf"),
         ([0.0, -1e19], "x: labels must be texts or whole numbers below 2\\^63, found -1e\\+19"),
+        (["a", "\udcff"], "x: the names of the classes must be text in UTF-8"),
         ([1j, 2j], "x: labels must be texts or whole numbers, found type complex128"),
         (["a", "a"], "x: at least 2 classes are needed, found 1"),
     ],

@@ -103,6 +103,7 @@ BAD = {
         {"x": np.eye(40), "y": np.arange(40) % 3, "classes": np.array(["cat", "dog", "cat"])},
         r"classes must be different names, found 'cat' more than once",
     ),
+    "bytes": ({"x": np.eye(40), "y": np.array([b"\xff", b"a"] * 20)}, r"must be UTF-8"),
     "named texts": (
         {"x": np.eye(40), "y": Y.astype(str), "classes": np.array(["a", "b"])},
         r"y must hold every number",

@@ -253,3 +253,16 @@ def test_binary_columns_are_refused(tmp_path: Path) -> None:
     raw = pa.table({"age": COLUMNS["age"], "churn": pa.array([b"x", b"y"] * (N // 2))})
     with pytest.raises(InputError, match=r"labels must be texts or whole numbers"):
         load(written(tmp_path, ".parquet", raw), target="churn")
+
+
+def test_lines_may_break_within_quotes(tmp_path: Path) -> None:
+    path = tmp_path / "long.csv"
+    rows = (f'{i},"x\ny{i % 3}",{"yes" if i % 5 else "no"}\n' for i in range(150_000))
+    path.write_text("n,text,churn\n" + "".join(rows))
+    assert sum(load(path, target="churn").counts["train"]) == 105_000
+
+
+def test_columns_may_be_called_by_numbers(tmp_path: Path) -> None:
+    path = tmp_path / "numbers.csv"
+    path.write_text("1,2,5\n" + "".join(f"{i},{i % 4},{'a' if i % 3 else 'b'}\n" for i in range(60)))
+    assert load(path, target=5, drop=1).train.x.shape[1] == 1

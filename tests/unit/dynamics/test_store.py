@@ -148,3 +148,27 @@ def test_an_archive_member_that_is_no_array_is_refused(saved):
         archive.writestr("notes.txt", "hello")
     with pytest.raises(InputError, match="is damaged or no run of classgrad"):
         load_run(saved)
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_a_few_bytes_that_hold_gigabytes_are_not_unpacked(saved, method, monkeypatch):
+    with zipfile.ZipFile(saved, "a", method) as archive:
+        archive.writestr("zeros.npy", bytes(10**6))
+    monkeypatch.setattr(zipfile.ZipFile, "read", lambda *_: pytest.fail("unpacked"))
+    with pytest.raises(InputError, match=r"is damaged .*'zeros.npy' is compressed in a way that numpy does not use"):
+        load_run(saved)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"counts": [2**70, 1]}, "whole numbers from 0 on"),
+        ({"seed": "a"}, "'seed'"),
+        ({"spec": 5}, "'spec'"),
+        ({"spec": {"data": "x"}}, "'spec'"),
+        ({"classes": ["a", "\ud800"]}, "lone surrogates"),
+    ],
+)
+def test_settings_that_nothing_can_be_made_of_are_refused(full_run, changes, message):
+    with pytest.raises(InputError, match=message):
+        replace(full_run, meta={**full_run.meta, **changes})

@@ -1,5 +1,6 @@
 import json
 import math
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -90,6 +91,27 @@ def test_balanced_data_have_no_minority_and_no_drop(make_run):
     summary = summarize([make_run(np.full((3, 2), 0.5), counts=[5, 5])])
     assert summary.mid_fraction == 0.0
     assert math.isnan(summary.minority_final.mean)
+
+
+def test_the_depth_is_that_of_the_runs_that_dropped(seeds):
+    """One seed judged by recall that did not drop does not stand for two that did, judged by their losses."""
+    confusion = seeds[0]["test/confusion"].copy()
+    confusion[0, 1] = [confusion[0, 1].sum(), 0]
+    loss = np.full((len(confusion), 2), 3.0)
+    loss[0] = 0.5
+    series = {"step": seeds[0]["step"], "test/confusion": confusion, "train/loss": loss}
+    low = [Run({**seeds[0].meta, "seed": seed}, series) for seed in (7, 8)]
+    calm = seeds[1]
+    assert not detect_mid(calm).verdict
+    found = summarize([calm, *low])
+    assert found.mid_fraction == pytest.approx(2 / 3)
+    assert found.mid_depth.mean == summarize(low).mid_depth.mean > 0.3
+
+
+@pytest.mark.parametrize("classes", range(2, 40))
+def test_recall_at_the_threshold_reaches_it(classes):
+    exact = Fraction(1, classes) + Fraction(2, 5) * (1 - Fraction(1, classes))
+    assert default_threshold(classes) <= float(exact) < default_threshold(classes) + 1e-11
 
 
 @pytest.mark.parametrize(("classes", "threshold"), [(2, 0.7), (10, 0.46), (100, 0.406)])

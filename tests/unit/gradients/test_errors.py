@@ -174,7 +174,7 @@ def test_finalize_without_anything(net):
 def test_chunk(net, chunk):
     x, y = batch()
     refuses(
-        f"Parameter `chunk` should be at least 1. Found {chunk}.",
+        f"Parameter `chunk` should be a whole number of at least 1. Found {chunk}.",
         lambda: ClassGradients(net).backward_through(lambda x, y: cross_entropy(net(x), y), x, y, chunk=chunk),
     )
 

@@ -24,6 +24,7 @@ class Meeting:
     def all_reduce(self, tensor, group=None):
         self.brought[threading.get_ident()] = tensor.clone()
         self.barrier.wait()
+        assert len({(part.dtype, part.shape) for part in self.brought.values()}) == 1
         total = torch.stack(list(self.brought.values())).sum(0)
         self.barrier.wait()
         tensor.copy_(total)
@@ -163,6 +164,23 @@ def test_losses_that_reach_nothing():
     steps, _ = together([None, None], work)
     assert steps[1].skipped == {0: "zero", 1: "zero"}
     assert steps[1].losses.tolist() == [1.0, 1.0]
+
+
+def test_parameters_of_two_types_and_a_class_that_one_process_has_not():
+    """Its zeros must be of the type that the other's sums are, or the messages differ in length."""
+
+    def loss(model, x, y):
+        model[0].float()
+        return cross_entropy(model[2](model[1](model[0](x.float())).double()), y)
+
+    def work(model, part):
+        return ClassGradients(model, classes=3, group=GROUP).backward(loss(model, *part), part[1])
+
+    model, (x, y) = small_net(), batch()
+    expected = ClassGradients(model, classes=3).backward(loss(model, x, y), y)
+    steps, _ = together([(x[y == 0], y[y == 0]), (x[y > 0], y[y > 0])], work)
+    for step in steps:
+        torch.testing.assert_close(step.norms, expected.norms, check_dtype=False, rtol=1e-5, atol=1e-7)
 
 
 def test_what_would_let_processes_drift_apart_is_refused():

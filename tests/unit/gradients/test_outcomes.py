@@ -313,12 +313,16 @@ def test_negative_and_distant_labels_of_any_integer_type():
     assert step_of("fused", model, x, y.to(torch.uint8).long(), classes=3).classes.tolist() == [0, 1, 2]
 
 
-def test_a_step_shares_no_tensor_with_the_next():
+@pytest.mark.parametrize("rule", [Normalize(), Normalize(refresh=3), Sum()], ids=repr)
+@pytest.mark.parametrize("examples", [8, 0])
+def test_a_step_shares_no_tensor_with_the_next(rule, examples):
     model, (x, y) = small_net(), batch()
-    grads = ClassGradients(model, classes=3)
+    x, y = x[:examples], y[:examples]
+    counts = y.bincount(minlength=3).tolist()
+    grads = ClassGradients(model, rule, classes=3)
     for _ in range(3):
         step = grads.backward(cross_entropy(model(x), y), y)
-        assert (step.classes.tolist(), step.counts.tolist()) == ([0, 1, 2], [3, 3, 2])
+        assert (step.classes.tolist(), step.counts.tolist()) == ([0, 1, 2], counts)
         step.classes.add_(7)
         step.counts.add_(7)
     assert grads.classes.tolist() == [0, 1, 2]

@@ -28,6 +28,22 @@ def test_namesakes_are_told_apart_by_the_settings_they_differ_in(synthetic, bina
     assert labels(odd) == [["gd, batch size none", 'gd, batch size {"a": 1}']]
 
 
+def test_runs_on_other_data_or_with_other_options_are_no_seeds_of_one_experiment(synthetic, binary):
+    one, other = (
+        synthetic.changed(binary[0], seed=seed, fingerprint=str(rho), spec=spec_of(binary[0], imbalance=rho))
+        for seed, rho in enumerate((5, 100))
+    )
+    assert labels([one, other]) == [["gd, imbalance 5", "gd, imbalance 100"]]
+    exact = synthetic.changed(binary[1], precision="bf16")
+    assert labels([binary[0], exact])[0][1].endswith("precision bf16")
+    seeds = [synthetic.changed(run, spec={**spec_of(run), "device": str(n)}) for n, run in enumerate(binary[:3])]
+    assert labels(seeds) == [["gd"]]
+
+
+def spec_of(run, **options):
+    return {"data": "gauss", "algorithm": run.meta["algorithm"], "seed": run.meta["seed"], "data_options": options}
+
+
 def test_the_same_run_twice_counts_once_and_another_of_the_same_seed_stands_apart(synthetic, binary):
     again = synthetic.changed(binary[0])
     assert labels([*binary[:3], binary[0], again]) == [["gd"]]

@@ -93,7 +93,7 @@ def test_product_of_others(values):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"every": 0}, "Parameter `every` should be at least 1. Found 0."),
+        ({"every": 0}, "Parameter `every` should be a whole number of at least 1. Found 0."),
         ({"floor": 1.0}, "Parameter `floor` should be at least 0 and below 1. Found 1.0."),
         ({"floor": -0.1}, "Parameter `floor` should be at least 0 and below 1. Found -0.1."),
         ({"on_negative": "flip"}, "Parameter `on_negative` should be one of skip, clamp, keep. Found 'flip'."),

@@ -30,7 +30,10 @@ def test_every_make_of_integer_labels_gives_the_same_groups(make: Callable[[list
     assert groups.members.dtype == torch.int64
 
 
-@pytest.mark.parametrize("make", [list, tuple, np.array, lambda v: np.array(v, dtype=object)])
+MAKES = (list, tuple, np.array, lambda v: np.array(v, dtype=object), lambda v: list(np.array(v)))
+
+
+@pytest.mark.parametrize("make", MAKES)
 def test_strings_of_every_make(make: Callable[[list[str]], Any]) -> None:
     groups = group_by_class(make(["dog", "cat", "dog", "ähre"]))
     assert groups.classes == ("cat", "dog", "ähre")
@@ -120,3 +123,9 @@ def test_labels_sorted_part_by_part_come_in_the_order_of_one_stable_sort(
     assert groups.members.tolist() == order.tolist()
     assert groups.classes == tuple(names.tolist())
     assert groups.sizes == tuple(sizes.tolist())
+
+
+def test_classes_may_be_declared_as_numpy_finds_them() -> None:
+    labels = np.array(["dog", "cat", "dog"])
+    for declared in (np.unique(labels), list(np.unique(labels))):
+        assert group_by_class(labels, declared).classes == ("cat", "dog")

@@ -11,6 +11,7 @@ from classgrad._errors import InputError
 from classgrad.theory import (
     THEOREMS,
     TOYS,
+    Examples,
     Ramps,
     check,
     conflict,
@@ -121,6 +122,14 @@ def test_least_squares_can_be_solved():
     problem = least_squares()
     solution = torch.linalg.lstsq(problem.inputs, problem.targets).solution
     assert problem.losses(solution).max() < 1e-20
+
+
+def test_least_squares_that_cannot_be_solved_have_no_pl_constant():
+    generator = torch.Generator().manual_seed(0)
+    inputs, targets = (torch.randn(*shape, generator=generator, dtype=torch.float64) for shape in ((12, 2), (12,)))
+    problem = Examples("least-squares", inputs, targets, torch.arange(12) % 2, torch.zeros(2, dtype=torch.float64))
+    assert problem.pl is None
+    assert check(problem, steps=10)
 
 
 def test_many_classes_hurts_the_last_one_under_both_rules():

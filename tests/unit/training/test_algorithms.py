@@ -46,7 +46,7 @@ def test_the_authors_protocol_differs_where_their_code_does():
         (lambda: algorithm("gd", protocol="mine"), "paper or authors"),
         (lambda: algorithm("pcngd", every=3), "takes the options: per, eps"),
         (lambda: algorithm("gd", every=3), "takes the options: none"),
-        (lambda: algorithm("pcnsgd+r", every=0), "`every` should be at least 1"),
+        (lambda: algorithm("pcnsgd+r", every=0), "`every` should be a whole number of at least 1"),
     ],
 )
 def test_bad_names_and_options_are_refused_in_one_line(call, message):

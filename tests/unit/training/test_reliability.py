@@ -99,6 +99,17 @@ def test_what_is_there_stays_until_the_new_run_has_begun(tmp_path, changes):
     assert train(spec(), tmp_path, data=DATA, resume=True).identical(run)
     with pytest.raises(Crash):
         train(spec(lr=0.5), tmp_path, data=DATA, overwrite=True, report=crash_at(3))
+    assert load_run(tmp_path / "run.npz").identical(run)  # nothing of the new run had been saved yet
+    with pytest.raises(InputError, match="Scheduler 'onecyclelr'"):
+        train(
+            spec(scheduler="onecyclelr", scheduler_options={"max_lr": 0.1, "total_steps": 2}),
+            tmp_path,
+            data=DATA,
+            overwrite=True,
+        )
+    assert load_run(tmp_path / "run.npz").identical(run)
+    with pytest.raises(Crash):
+        train(spec(lr=0.5), tmp_path, data=DATA, overwrite=True, checkpoint_seconds=0, report=crash_at(3))
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint.pt"]  # and none of the old run beside it
     assert train(spec(lr=0.5), tmp_path, data=DATA, resume=True).identical(train(spec(lr=0.5), data=DATA))
 

@@ -238,8 +238,11 @@ class Page {
   }
 
   diagonal(matrix) {
-    const share = (row, at) => row[at] / row.reduce((a, b) => a + b, 0);
-    return matrix.map((row, at) => `${this.problem.classes[at].name} ${Math.round(100 * share(row, at))} % right`).join(", ");
+    const told = (row, at) => {
+      const examples = row.reduce((a, b) => a + b, 0);
+      return examples ? `${Math.round((100 * row[at]) / examples)} % right` : "no examples";
+    };
+    return matrix.map((row, at) => `${this.problem.classes[at].name} ${told(row, at)}`).join(", ");
   }
 }
 
