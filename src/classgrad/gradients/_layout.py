@@ -215,7 +215,10 @@ def declared_classes(classes: int | Sequence[int] | Tensor | None) -> Tensor | N
     """Return the declared labels in ascending order; an int K declares 0 … K−1."""
     if classes is None:
         return None
-    values = torch.arange(max(0, classes)) if isinstance(classes, int) else torch.as_tensor(classes)
+    try:
+        values = torch.arange(max(0, classes)) if type(classes) is int else torch.as_tensor(classes)
+    except (RuntimeError, TypeError, ValueError):
+        values = torch.empty(0)
     if values.dim() != 1 or not len(values) or values.is_floating_point():
         raise InputError(
             "Parameter `classes` should be a positive number of classes or a sequence of integer labels. "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from operator import index
 
 import torch
 from torch import Tensor
@@ -26,9 +27,14 @@ class Prefer(Rule):
     def __init__(self, rule: Rule, preferences: Mapping[int, float] | Sequence[float]) -> None:
         if not isinstance(rule, Rule):
             raise InputError(f"Parameter `rule` should be a rule such as Normalize(). Found {rule!r}.")
-        pairs = preferences.items() if isinstance(preferences, Mapping) else enumerate(preferences)
+        try:
+            pairs = preferences.items() if isinstance(preferences, Mapping) else enumerate(preferences)
+            self.preferences = {index(label): float(value) for label, value in pairs}
+        except (TypeError, ValueError):
+            raise InputError(
+                f"Parameter `preferences` should map labels to weights, or list weights. Found {preferences!r}."
+            ) from None
         self.rule = rule
-        self.preferences = {int(label): float(value) for label, value in pairs}
         for label, value in self.preferences.items():
             if not (math.isfinite(value) and value >= 0):
                 raise InputError(

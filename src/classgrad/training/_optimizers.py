@@ -43,6 +43,8 @@ def make_optimizer(
     if kind is None:
         raise InputError(f"Parameter `optimizer` should be one of {', '.join(OPTIMIZERS)}. Found {name!r}.")
     parameters = list(parameters)
+    if (options or {}).get("differentiable"):
+        raise InputError(f"Optimizer {name!r} should be used without `differentiable`, which no step here needs.")
     try:
         optimizer = kind(parameters, lr=lr, **{**_recordable(kind, parameters), **(options or {})})  # type: ignore[call-arg]
         optimizer._warned_capturable_if_run_uncaptured = True  # the first step does

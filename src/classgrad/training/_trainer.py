@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from classgrad._errors import InputError
 from classgrad.data import Dataset, DeviceData
 from classgrad.gradients import ClassGradients, RecordedUpdate, Step, why_not
 from classgrad.rules import Rescale, Sum
@@ -122,7 +123,10 @@ class Trainer:
             self.reservoir.offer(self.step, float(pcn_margin(gram).amin()), self.model)
         if not inside:
             lr = self._step_size(gram)
-            self.optimizer.step()
+            try:
+                self.optimizer.step()
+            except TypeError as error:  # an option of the wrong type that only a step looks at
+                raise InputError(f"Optimizer {self.spec.optimizer!r} cannot make a step: {error}") from error
             self.optimizer.zero_grad()
         made = Update(self.step, lr, seen)
         if self.scheduler is not None:

@@ -1,9 +1,11 @@
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from classgrad.dynamics import detect_mid, find_drop, learned_step, log_grid
+from classgrad.dynamics._mid import MIN_AREA, MIN_DEPTH, _counts
 
 STEPS = np.array([0, 1, 3, 7, 15, 31, 63])  # one octave apart
 
@@ -229,3 +231,9 @@ class TestDetectMid:
         assert plain["verdict"] is True
         assert plain["recall"]["start"] == 1
         assert plain["class_losses"] == [None, None]
+
+
+def test_the_least_drop_that_counts():
+    assert _counts(SimpleNamespace(relative_depth=MIN_DEPTH, area=MIN_AREA))
+    assert not _counts(SimpleNamespace(relative_depth=math.nextafter(MIN_DEPTH, 0), area=MIN_AREA))
+    assert not _counts(SimpleNamespace(relative_depth=MIN_DEPTH, area=math.nextafter(MIN_AREA, 0)))

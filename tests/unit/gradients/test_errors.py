@@ -125,6 +125,9 @@ CONSTRUCTION = [
     ({"classes": []}, "Parameter `classes` should be a positive number of classes"),
     ({"classes": [0.5, 1.0]}, "Parameter `classes` should be a positive number of classes"),
     ({"classes": 2.0}, "Parameter `classes` should be a positive number of classes"),
+    ({"classes": "ab"}, "Parameter `classes` should be a positive number of classes"),
+    ({"classes": True}, "Parameter `classes` should be a positive number of classes"),
+    ({"max_memory": "1GB"}, "Parameter `max_memory` should be a number of bytes"),
     ({"classes": [1, 2, 1]}, "Parameter `classes` should not repeat a label. Found 1, 2, 1."),
 ]
 

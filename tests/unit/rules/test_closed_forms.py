@@ -145,3 +145,9 @@ def test_inverse_never_divides_by_zero():
     assert found.tolist() == [0.0, 0.5, 0.0]
     found.sum().backward()
     assert values.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("preferences", [None, {"a": 1}, {1.7: 2}, ["x"]])
+def test_preferences_of_another_kind_are_refused(preferences):
+    with pytest.raises(InputError, match="Parameter `preferences` should map labels to weights, or list weights"):
+        Prefer(Sum(), preferences)

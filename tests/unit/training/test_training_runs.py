@@ -244,6 +244,8 @@ def test_schedules_by_name_set_the_rate():
     [
         ({"optimizer_options": {"colour": 1}}, "Optimizer 'sgd' cannot be made"),
         ({"optimizer_options": {"momentum": -1}}, "Optimizer 'sgd' cannot be made"),
+        ({"optimizer_options": {"differentiable": True}}, "without `differentiable`"),
+        ({"optimizer_options": {"momentum": 0.9, "dampening": "abc"}}, "Optimizer 'sgd' cannot make a step"),
         ({"scheduler": "StepLR"}, "Scheduler 'steplr' cannot be made"),
         ({"model_options": {"depth": 3}}, "options of mlp"),
         ({"model_options": {"generator": 3}}, "follows from the run"),
