@@ -17,6 +17,7 @@ from safetensors.torch import save_file
 from classgrad.cli import main
 from classgrad.data import load
 from classgrad.dynamics import load_run
+from classgrad.training import RunSpec
 
 QUICK = ["--model", "mlp", "--steps", "8", "--workers", "1", "--device", "cpu", "--grid", "log:4", "--batch-size", "32"]
 
@@ -268,6 +269,25 @@ def test_files_that_are_no_models_are_refused(capsys, tmp_path):
         captured = capsys.readouterr().err
         assert message in captured
         assert captured.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "options", [{"hidden": [10**9]}, {"hidden": [1] * 5000}, {"hidden": 10**30}, {"hidden": 5}, 5, None]
+)
+def test_a_model_said_to_be_larger_than_its_file_is_not_made(capsys, tmp_path, options):
+    import torch
+
+    metadata = {
+        "format": "classgrad.model/1",
+        "spec": json.dumps({**json.loads(RunSpec("digits-bi20", "gd", lr=1.0, steps=1).to_json()), "model": "mlp"}),
+        "preprocessing": load("digits-bi20").preprocessing.to_json(),
+    }
+    metadata["spec"] = json.dumps({**json.loads(metadata["spec"]), "model_options": options})
+    save_file({"w": torch.zeros(64)}, tmp_path / "large.safetensors", metadata)
+    assert main(["predict", "large.safetensors", "digits-bi20"]) == 2
+    captured = capsys.readouterr().err
+    assert captured.startswith("classgrad: ")
+    assert captured.count("\n") == 1
 
 
 def test_the_help_of_every_command_reads_well(capsys):

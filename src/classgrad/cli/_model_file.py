@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from classgrad._errors import InputError
 from classgrad._files import write_atomically
@@ -51,6 +53,7 @@ def load_model(path: Path) -> TrainedModel:
         raise InputError(f"{place} is no model of classgrad (its metadata does not say {FORMAT})")
     spec = RunSpec.from_json(metadata.get("spec", ""))
     preprocessing = Preprocessing.from_json(metadata.get("preprocessing", ""))
+    _check_sizes(spec.model_options, tensors, place)
     try:
         model = make_model(spec, preprocessing)
     except (OverflowError, RuntimeError, TypeError) as error:
@@ -58,7 +61,16 @@ def load_model(path: Path) -> TrainedModel:
     return TrainedModel(_filled(model, tensors, place), preprocessing, spec)
 
 
-def _filled(model: nn.Module, tensors: dict[str, object], place: Path) -> nn.Module:
+def _check_sizes(options: Mapping[str, Any], tensors: Mapping[str, Tensor], place: Path) -> None:
+    """Refuse options of a network far larger than the weights, which would be made before it is seen not to fit."""
+    largest = max((size for tensor in tensors.values() for size in tensor.shape), default=0)
+    lists = [value if isinstance(value, list) else [value] for value in options.values()]
+    too_large = any(type(number) is int and number > largest for values in lists for number in values)
+    if too_large or any(len(values) > max(1, len(tensors)) for values in lists):
+        raise InputError(f"{place}: the weights do not fit the network they are said to be of ({dict(options)})")
+
+
+def _filled(model: nn.Module, tensors: Mapping[str, Tensor], place: Path) -> nn.Module:
     try:
         model.load_state_dict(tensors)
     except RuntimeError as error:
