@@ -13,6 +13,7 @@ from classgrad.cli._console import Output
 from classgrad.cli._live import Live
 from classgrad.cli._model_file import save_model
 from classgrad.cli._settings import TrainingOptions
+from classgrad.cli._source import file_name
 from classgrad.data import Dataset
 from classgrad.dynamics import Run
 from classgrad.training import MODEL_FILE, Interrupted, Job, RunSpec, load_data, load_trained, train_all
@@ -115,11 +116,6 @@ def _busy(runs: Sequence[Run]) -> list[str]:
 def _facts(row: ResultRow) -> dict[str, Any]:
     summary = None if row.summary is None else row.summary.to_json()
     return {"data": row.data, "algorithm": row.algorithm, "summary": summary, "notes": row.notes}
-
-
-def file_name(data: str) -> str:
-    """Name the folder of a data set: the recipe's name, or that of one's own file without its ending."""
-    return Path(data).stem or "data"
 
 
 def train_algorithms(

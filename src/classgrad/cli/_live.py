@@ -13,6 +13,7 @@ from rich.progress import TaskID
 
 from classgrad._errors import InputError
 from classgrad.cli._console import Output, visible
+from classgrad.cli._source import file_name
 from classgrad.dynamics import class_norms, recall
 from classgrad.training import Job, Progress
 
@@ -89,8 +90,8 @@ class Boards:
         """Log one measuring point of run ``number``."""
         spec = self._jobs[number].spec
         if number not in self._writers:
-            data = Path(spec.data).stem or "data"  # a file of one's own may lie anywhere
-            self._writers[number] = self._make(str(self._logs / data / spec.algorithm / f"seed-{spec.seed}"))
+            place = self._logs / file_name(spec.data) / spec.algorithm / f"seed-{spec.seed}"
+            self._writers[number] = self._make(str(place))
         for name, value in _scalars(point, self._classes[spec.data]).items():
             self._writers[number].add_scalar(name, value, step)
 

@@ -76,3 +76,8 @@ def _value(text: str) -> Any:
         return json.loads(text)
     except ValueError:
         return text
+
+
+def file_name(data: str) -> str:
+    """Name the folder of a data set: the recipe's name, or that of one's own file without its ending."""
+    return Path(data).stem or "data"

@@ -32,9 +32,11 @@ def class_labels(values: npt.NDArray[Any], origin: str) -> tuple[Labels, tuple[s
         values = values.astype(np.int64)
     if values.dtype.kind not in "iubU":
         raise InputError(f"{origin}: labels must be texts or whole numbers, found type {values.dtype}")
-    if values.dtype.kind == "U" and any(0xD800 <= ord(c) < 0xE000 for name in np.unique(values) for c in name):
-        raise InputError(f"{origin}: the names of the classes must be text in UTF-8")
     found, codes, counts = np.unique(values, return_inverse=True, return_counts=True)
+    try:
+        "".join(map(str, found)).encode()
+    except UnicodeEncodeError:
+        raise InputError(f"{origin}: the names of the classes must be text in UTF-8") from None
     if len(found) < 2:
         raise InputError(f"{origin}: at least 2 classes are needed, found {len(found)}")
     by_size = np.argsort(-counts, kind="stable")

@@ -114,7 +114,7 @@ def _experiments(runs: Sequence[Run]) -> list[Experiment]:
     seen: Counter[str] = Counter()
     keyed = []
     for run in runs:
-        key = _key(run.meta, _EXPERIMENT) + json.dumps(_others(run.meta), sort_keys=True)
+        key = _key(run.meta, _EXPERIMENT) + json.dumps(_spec(run.meta), sort_keys=True)
         with_seed = f"{key} {run.meta.get('seed')}"
         keyed.append((f"{key} {seen[with_seed]}", run))
         seen[with_seed] += run.meta.get("seed") is not None
@@ -128,14 +128,16 @@ def _experiments(runs: Sequence[Run]) -> list[Experiment]:
 
 
 def _others(meta: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the full settings of a run that carries them, options by their own names."""
+    """Return the full settings of a run by their names, options by their own."""
     found: dict[str, Any] = {}
-    for name, value in dict(meta.get("spec") or {}).items():
-        if isinstance(value, Mapping):
-            found |= value
-        elif name not in _NO_SETTING:
-            found[name] = value
+    for name, value in _spec(meta).items():
+        found |= value if isinstance(value, Mapping) else {name: value}
     return found
+
+
+def _spec(meta: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the full settings of a run that carries them, as far as seeds share them."""
+    return {name: value for name, value in (meta.get("spec") or {}).items() if name not in _NO_SETTING}
 
 
 def _labels(named: Sequence[tuple[str, Mapping[str, Any]]], told_apart_by: Sequence[str]) -> list[str]:
