@@ -33,7 +33,7 @@ from classgrad.dynamics._metrics import (
     precision,
     recall,
 )
-from classgrad.dynamics._mid import Drop, Mid, detect_mid, find_drop, learned_step
+from classgrad.dynamics._mid import Drop, Mid, detect_mid, find_drop, learned_step, told_by
 from classgrad.dynamics._noise import deviation, orthogonal_noise, projection, to_population
 from classgrad.dynamics._recorder import Recorder
 from classgrad.dynamics._run import SETTINGS, SPLITS, STATUSES, Run
@@ -86,6 +86,7 @@ __all__ = [
     "save_run",
     "summarize",
     "to_population",
+    "told_by",
     "unit_gram",
     "weighted_gram",
 ]

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from classgrad.dynamics._json import Record
-from classgrad.dynamics._mid import detect_mid
+from classgrad.dynamics._mid import detect_mid, told_by
 from classgrad.dynamics._run import Run
 from classgrad.dynamics._seeds import ErrorRule, Estimate, HittingTime, check_seeds, estimate, hitting_time, peak
 
@@ -30,7 +30,7 @@ class Summary(Record):
         minority_final: The same at the last measured point.
         tau: τ(R*) of macro recall.
         mid_fraction: Share of the runs with a minority initial drop among those that can be judged; nan without any.
-        mid_depth: Depth of the drop over those runs, 0 for one without a drop.
+        mid_depth: Depth of the drop over those of them that are judged by what most drops are told by, 0 without a drop.
         mid_relative_depth: The same as a share of the level it fell from: 1 is a fall to zero.
     """
 
@@ -75,10 +75,7 @@ def summarize(
     peaks = [peak(run, split, select) for run in runs]
     at_peak = list(zip(runs, peaks, strict=True))
     mids = [mid for mid in (detect_mid(run, split) for run in runs) if mid.basis != "undecided"]
-    # points of recall and of probability do not add up: those of the kind that tells of most drops are averaged
-    told = Counter(mid.basis for mid in mids if mid.verdict)
-    basis = "loss" if told["loss"] > told["recall"] else "recall"
-    depths = [mid for mid in mids if mid.basis == basis] or mids
+    depths = [mid for mid in mids if mid.basis == told_by(mids)] or mids
     return Summary(
         settings=runs[0].settings,
         seeds=tuple(run.meta.get("seed") for run in runs),

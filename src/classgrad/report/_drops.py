@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from classgrad.dynamics import Drop, Mid, Run, detect_mid, find_drop, learned_step, mean_curve
+from classgrad.dynamics import Drop, Mid, Run, detect_mid, find_drop, learned_step, mean_curve, told_by
 from classgrad.report._experiments import Experiment
 from classgrad.report._results import percentage
 
@@ -58,19 +58,12 @@ def view_drop(experiment: Experiment, split: str) -> DropView:
         return DropView("No minority: every class has equally many training examples.")
     if not dropped:
         return DropView("No minority initial drop.")
-    told = _told_by(dropped)
+    told = next(mid for mid in dropped if mid.basis == told_by(dropped))
     span = _in_mean(experiment.averaged, split, told)
     share = f" in {len(dropped)} of {len(judged)} runs" if len(judged) > 1 else ""
     if span is None or 2 * len(dropped) < len(judged):
         return DropView(f"Minority initial drop{share}, too slight or too seldom to show in their mean.")
     return DropView(f"Minority initial drop{share}: {_story(span, told)}", span)
-
-
-def _told_by(dropped: Sequence[Mid]) -> Mid:
-    """Return one of the runs judged by what most of them are judged by: recall, unless more are by the loss."""
-    by_recall = [mid for mid in dropped if mid.basis == "recall"]
-    by_loss = [mid for mid in dropped if mid.basis == "loss"]
-    return (by_recall if len(by_recall) >= len(by_loss) else by_loss)[0]
 
 
 def _in_mean(runs: Sequence[Run], split: str, mid: Mid) -> Span | None:
