@@ -30,7 +30,7 @@ class Summary(Record):
         minority_final: The same at the last measured point.
         tau: τ(R*) of macro recall.
         mid_fraction: Share of the runs with a minority initial drop among those that can be judged; nan without any.
-        mid_depth: Depth of the drop over those of them that are judged by what most drops are told by, 0 without a drop.
+        mid_depth: Depth of the drop over those of them that are judged by what most drops are told by; 0 without one.
         mid_relative_depth: The same as a share of the level it fell from: 1 is a fall to zero.
     """
 
