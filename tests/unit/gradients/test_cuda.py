@@ -146,7 +146,7 @@ def test_labels_on_another_device_are_refused():
         ClassGradients(model).backward(cross_entropy(model(x.cuda()), y.cuda()), y)
 
 
-def test_remembered_norms_are_those_of_the_cpu_and_nothing_is_waited_for():
+def test_remembered_norms_are_those_of_the_cpu_and_nothing_is_waited_for(nothing_waits):
     """A step is decided from the facts of the one before, which travel behind the scenes."""
     kinds = []
     for device in ("cpu", "cuda"):
@@ -156,17 +156,14 @@ def test_remembered_norms_are_those_of_the_cpu_and_nothing_is_waited_for():
         layout = class_layout(y, grads.classes)
         layout.prepare()
         grads.backward_laid_out(cross_entropy(model(x), y), layout)  # the first graph of its form is audited
-        torch.cuda.set_sync_debug_mode("error")
-        try:
-            steps = []
+        steps = []
+        with nothing_waits():
             for _ in range(12):
                 model.zero_grad()
                 steps.append(grads.backward_laid_out(cross_entropy(model(x), y), layout))
                 with torch.no_grad():
                     for p in model.parameters():
                         p -= 0.1 * p.grad
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
         kinds.append([step.norms is None for step in steps])
         directions = flat_grad(model).cpu()
         if device == "cpu":

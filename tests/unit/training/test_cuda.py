@@ -140,7 +140,7 @@ def test_runs_made_in_turns_are_the_runs_made_alone():
 
 
 @pytest.mark.parametrize("name", SEVEN)
-def test_the_loop_never_waits_for_the_device_between_points_nor_at_them(name):
+def test_the_loop_never_waits_for_the_device_between_points_nor_at_them(name, nothing_waits):
     """All but the batches' make-up of plain SGD, which is looked at where a point follows."""
     device = torch.device("cuda")
     chosen = spec(name, steps=500, model="simple_cnn")
@@ -153,12 +153,9 @@ def test_the_loop_never_waits_for_the_device_between_points_nor_at_them(name):
             loop.step({3, 40})
         assert trainer._work.recordings > 0
         torch.cuda.synchronize()
-        torch.cuda.set_sync_debug_mode("error")
-        try:
+        with nothing_waits():
             for _ in range(60):
                 loop.step(() if name == "sgd" else {70, 90})
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
         trainer.close()
 
 
