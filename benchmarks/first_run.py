@@ -49,7 +49,7 @@ RATES = {
     "pcnsgd+o": (0.03, 0.1, 0.3, 1.0),
 }
 """The first rates tried; where the best is at an end, the next one beyond it is tried too."""
-LADDER = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
+LADDER = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
 
 GUESS = {"gd": 15.0, "pcngd": 15.0, "sgd": 4.0, "pcnsgd": 8.0, "pcnsgd+r": 20.0, "sgd+o": 4.0, "pcnsgd+o": 8.0}
 """Seconds of a full run alone on an H200, for the estimate before there are any."""
