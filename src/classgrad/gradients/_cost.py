@@ -7,9 +7,10 @@ bit. The constants are the measured rates of one machine of each kind; only thei
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from functools import wraps
+from typing import Literal, TypeVar, cast
 
 from classgrad.gradients._layout import ClassLayout
 
@@ -121,6 +122,23 @@ def tile_of(sizes: Sizes, positions: int) -> tuple[int, float]:
     return best, seconds(best)
 
 
+Decision = TypeVar("Decision", bound=Callable[..., bool])
+
+
+def _remembered(decide: Decision) -> Decision:
+    """Decide once for each shape of a layer and make-up of the classes."""
+
+    def recall(positions: int, inner: int, outer: int, layout: ClassLayout, *rest: object, **wish: bool) -> bool:
+        key = (decide, positions, inner, outer, *rest, *wish.values())
+        found: bool | None = layout.memo.get(key)
+        if found is None:
+            found = layout.memo[key] = decide(positions, inner, outer, layout, *rest, **wish)
+        return found
+
+    return cast(Decision, wraps(decide)(recall))
+
+
+@_remembered
 def ghost_is_cheaper(
     positions: int, inner: int, outer: int, layout: ClassLayout, device: str, *, gram: bool = False
 ) -> bool:
@@ -155,12 +173,14 @@ def _unequal(rows: int, inner: int, outer: int, classes: int, device: str) -> tu
     return one_by_one, kernel + 6 * r.call
 
 
+@_remembered
 def kernel_makes_unequal(rows: int, inner: int, outer: int, layout: ClassLayout) -> bool:
     """Whether on a GPU the kernel for products makes those of classes of different sizes sooner than one by one."""
     one_by_one, kernel = _unequal(rows, inner, outer, len(layout), "cuda")
     return layout.equal is None and kernel < one_by_one
 
 
+@_remembered
 def rows_are_cheaper(positions: int, inner: int, outer: int, layout: ClassLayout, device: str) -> bool:
     """Whether a convolution's class gradients are best made from its patches laid out as rows.
 

@@ -11,9 +11,10 @@ gradient itself (or only its sum of squares); else the chunks' tiles go to a wor
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from typing import NamedTuple
 
 import triton.language as tl
 from torch import Tensor
@@ -21,9 +22,10 @@ from torch.nn import functional as F
 
 from classgrad.gradients.kernels import lies_by_examples
 from classgrad.gradients.kernels._combination import sum_parts
-from classgrad.gradients.kernels._launch import cdiv, launched, next_power_of_2
+from classgrad.gradients.kernels._launch import Launch, cdiv, launched, next_power_of_2
 from classgrad.gradients.kernels._segments import (
     VARYING,
+    Chunks,
     Segments,
     locate,
     location,
@@ -159,12 +161,30 @@ class Blocks:
     """Whether the input is padded in memory first, which spares the gathering its tests for the border."""
 
 
+class _Settled(NamedTuple):
+    """A product of which only the tensors are open."""
+
+    launch: Launch
+    chunks: Chunks
+    target: tuple[int, int] | None
+    """The shape of what the launch writes to, None if that is what is asked for."""
+    norms: bool
+    area: int
+
+    def run(self, a: Tensor, b: Tensor, segments: Segments, out: Tensor | None) -> Tensor:
+        """Make the product, in ``out`` if it is given."""
+        target = out if self.target is None else b.new_empty(self.target)
+        assert target is not None
+        self.launch(a, b, target, segments.offsets)
+        if self.norms:
+            return sum_parts(target if self.chunks.whole else square_slots(target, segments, self.chunks))
+        return target if self.chunks.whole else sum_slots(target, segments, self.chunks, out, area=self.area)
+
+
 @dataclass(frozen=True)
 class _Product:
-    """Both sides of a product, with what the kernel must know of their places in memory."""
+    """The shape of a product, with what the kernel must know of the places of both sides in memory."""
 
-    a: Tensor
-    b: Tensor
     outer: int
     channels: int
     size: tuple[int, int]
@@ -177,20 +197,21 @@ class _Product:
     rows_per_example: int
     positions: int
     line: int
+    wide: bool
 
     @property
     def area(self) -> int:
         return self.kernel[0] * self.kernel[1]
 
-    def run(
+    def settle(
         self,
         segments: Segments,
         blocks: Blocks,
         precision: str,
         norms: bool,
-        out: Tensor | None,
+        out_stride: int | None,
         taps_first: bool = True,
-    ) -> Tensor:
+    ) -> _Settled:
         columns = self.channels if blocks.taps else self.channels * self.area
         tiles = cdiv(self.outer, blocks.m) * cdiv(columns, blocks.n) * (self.area if blocks.taps else 1)
         chunks = segments.cut(self.rows_per_example, self._chunk(segments, tiles, blocks.k))
@@ -198,16 +219,12 @@ class _Product:
         direct = chunks.whole
         # where channels are neighbours in memory, so they are in a tile, and what goes to the workspace is turned later
         first = taps_first or (not direct and (blocks.taps or self.a_strides[1] == 1))
-        if direct and norms:
-            target = self.b.new_empty(len(segments), tiles)
-        elif direct:
-            target = self.b.new_empty(len(segments), size) if out is None else out
+        if direct:
+            rows, columns = len(segments), tiles if norms else size
         else:
-            target = self.b.new_empty(chunks.slots, size)
-        _products[(tiles * chunks.slots,)](
-            self.a,
-            self.b,
-            target,
+            rows, columns = chunks.slots, size
+        given = direct and not norms and out_stride is not None
+        numbers = (
             self.outer,
             self.channels,
             *self.size,
@@ -217,7 +234,11 @@ class _Product:
             *self.stride,
             *self.padding,
             *self.dilation,
-            target.stride(0),
+            out_stride if given else columns,
+        )
+        launch = _products.settle(
+            (tiles * chunks.slots,),
+            **dict(zip(_products.names[3:], numbers, strict=False)),
             **location(segments, chunks),
             POSITIONS=self.positions,
             LINE=self.line,
@@ -225,7 +246,7 @@ class _Product:
             FIRST=first,
             PADDED=any(self.padding),
             NORMS=norms and direct,
-            WIDE=max(self.a.numel(), self.b.numel()) >= 2**31,
+            WIDE=self.wide,
             PRECISION=precision,
             BM=blocks.m,
             BN=blocks.n,
@@ -233,10 +254,8 @@ class _Product:
             num_warps=blocks.warps,
             num_stages=blocks.stages,
         )
-        if norms:
-            return sum_parts(target if direct else square_slots(target, segments, chunks))
         area = self.area if first and not taps_first else 1
-        return target if direct else sum_slots(target, segments, chunks, out, area=area)
+        return _Settled(launch, chunks, None if given else (rows, columns), norms, area)
 
     def _chunk(self, segments: Segments, tiles: int, k: int) -> int:
         """Return how many rows of a class a program takes: all, unless too few programs would be busy."""
@@ -270,19 +289,38 @@ def conv_products(
     is written faster, has the same norms and may be combined as well, to be transposed when only one is left.
     """
     b = b if lies_by_examples(b) else b.contiguous()
-    blocks = blocks or conv_blocks(a, b, segments, kernel)
-    if blocks.pad and any(padding):
+    if blocks is not None and blocks.pad and any(padding):
         a, padding = F.pad(a, (padding[1], padding[1], padding[0], padding[0])), (0, 0)
-    positions, line = b.shape[2] * b.shape[3], b.shape[3]
-    last = b.stride(1) == 1 and positions > 1
+    options = (tuple(kernel), tuple(stride), tuple(padding), tuple(dilation), precision, norms, taps_first, blocks)
+    out_stride = None if out is None else out.stride(0)
+    settled = segments.settled(_settle_conv, a.shape, a.stride(), b.shape, b.stride(), out_stride, *options)
+    return settled.run(a, b, segments, out)
+
+
+def _settle_conv(
+    segments: Segments,
+    a: tuple[int, ...],
+    a_strides: tuple[int, ...],
+    b: tuple[int, ...],
+    b_strides: tuple[int, ...],
+    out_stride: int | None,
+    kernel: tuple[int, ...],
+    stride: tuple[int, ...],
+    padding: tuple[int, ...],
+    dilation: tuple[int, ...],
+    precision: str,
+    norms: bool,
+    taps_first: bool,
+    blocks: Blocks | None,
+) -> _Settled:
+    positions, line = b[2] * b[3], b[3]
+    last = b_strides[1] == 1 and positions > 1
     product = _Product(
-        a,
-        b,
-        outer=b.shape[1],
-        channels=a.shape[1],
-        size=(a.shape[2], a.shape[3]),
-        a_strides=a.stride(),
-        b_strides=(b.shape[1] * positions, 1, b.shape[1]) if last else (b.shape[1] * positions, positions, 1),
+        outer=b[1],
+        channels=a[1],
+        size=(a[2], a[3]),
+        a_strides=a_strides,
+        b_strides=(b[1] * positions, 1, b[1]) if last else (b[1] * positions, positions, 1),
         kernel=(kernel[0], kernel[1]),
         stride=(stride[0], stride[1]),
         padding=(padding[0], padding[1]),
@@ -290,8 +328,10 @@ def conv_products(
         rows_per_example=positions,
         positions=positions,
         line=line,
+        wide=max(math.prod(a), math.prod(b)) >= 2**31,
     )
-    return product.run(segments, blocks, precision, norms, out, taps_first or product.area == 1)
+    blocks = blocks or conv_blocks(a, b, segments, kernel)
+    return product.settle(segments, blocks, precision, norms, out_stride, taps_first or product.area == 1)
 
 
 def linear_products(
@@ -309,41 +349,51 @@ def linear_products(
     Both are grouped by class; ``norms``, ``out`` and ``precision`` as for `conv_products`.
     """
     a, b = a.contiguous(), b.contiguous()
+    out_stride = None if out is None else out.stride(0)
+    settled = segments.settled(_settle_linear, a.shape, b.shape, out_stride, precision, norms, blocks)
+    return settled.run(a, b, segments, out)
+
+
+def _settle_linear(
+    segments: Segments,
+    a: tuple[int, ...],
+    b: tuple[int, ...],
+    out_stride: int | None,
+    precision: str,
+    norms: bool,
+    blocks: Blocks | None,
+) -> _Settled:
     product = _Product(
-        a,
-        b,
-        outer=b.shape[2],
-        channels=a.shape[2],
+        outer=b[2],
+        channels=a[2],
         size=(1, 1),
-        a_strides=(a.shape[2], 1, 0, 0),
-        b_strides=(b.shape[2], 1, 0),
+        a_strides=(a[2], 1, 0, 0),
+        b_strides=(b[2], 1, 0),
         kernel=(1, 1),
         stride=(1, 1),
         padding=(0, 0),
         dilation=(1, 1),
-        rows_per_example=a.shape[1],
+        rows_per_example=a[1],
         positions=1,
         line=1,
+        wide=max(math.prod(a), math.prod(b)) >= 2**31,
     )
-    blocks = blocks or linear_blocks(a, b, segments)
-    return product.run(segments, blocks, precision, norms, out)
+    return product.settle(segments, blocks or linear_blocks(a, b, segments), precision, norms, out_stride)
 
 
-def conv_blocks(a: Tensor, b: Tensor, segments: Segments, kernel: Sequence[int]) -> Blocks:
-    """Return how to cut the product of a convolution, by its shape."""
-    area, rows = kernel[0] * kernel[1], segments.largest * b.shape[2] * b.shape[3]
+def conv_blocks(a: Sequence[int], b: Sequence[int], segments: Segments, kernel: Sequence[int]) -> Blocks:
+    """Return how to cut the product of a convolution, by the shapes of both sides."""
+    area, rows = kernel[0] * kernel[1], segments.largest * b[2] * b[3]
     # one tap at a time is gathered cheaply, but a class of few rows is little more than the writing of its gradient
-    taps = area == 1 or (a.shape[1] >= 32 and rows >= 256)
-    total = segments.examples * b.shape[2] * b.shape[3]
-    return _blocks(b.shape[1], a.shape[1], area, rows, total, taps)
+    taps = area == 1 or (a[1] >= 32 and rows >= 256)
+    return _blocks(b[1], a[1], area, rows, segments.examples * b[2] * b[3], taps)
 
 
-def linear_blocks(a: Tensor, b: Tensor, segments: Segments) -> Blocks:
-    """Return how to cut the product of a linear layer, by its shape."""
-    return _blocks(b.shape[2], a.shape[2], 1, segments.largest * a.shape[1], segments.examples * a.shape[1], True)
+def linear_blocks(a: Sequence[int], b: Sequence[int], segments: Segments) -> Blocks:
+    """Return how to cut the product of a linear layer, by the shapes of both sides."""
+    return _blocks(b[2], a[2], 1, segments.largest * a[1], segments.examples * a[1], True)
 
 
-@lru_cache
 def _blocks(outer: int, channels: int, area: int, rows: int, total: int, taps: bool) -> Blocks:
     k = max(16, min(32, next_power_of_2(rows)))
     few = rows <= k

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from typing import Any, cast
 
 import torch
@@ -13,11 +14,10 @@ from torch.nn.modules.conv import _ConvNd
 from classgrad.gradients import kernels
 from classgrad.gradients._cost import ghost_is_cheaper, kernel_is_cheaper, rows_are_cheaper
 from classgrad.gradients._layout import ClassLayout
-from classgrad.gradients._products import class_products
 from classgrad.gradients._registry import LayerRule, add_rule
 from classgrad.gradients._taps import Call
 from classgrad.gradients._terms import Dense, Memory, Scratch, Sums, Term, weigh
-from classgrad.gradients.layers._linear import ExamplesTerm, fill_unequal, in_units, weighted_examples
+from classgrad.gradients.layers._linear import ExamplesTerm, in_units, weighted_examples
 
 
 def windows(x: Tensor, size: torch.Size, module: _ConvNd, scratch: Scratch) -> Tensor:
@@ -25,16 +25,27 @@ def windows(x: Tensor, size: torch.Size, module: _ConvNd, scratch: Scratch) -> T
 
     ``size`` is the number of positions per dimension. One strided view and one copy.
     """
-    steps = x.stride()[2:]
-    shape = (x.shape[0], *size, x.shape[1], *module.kernel_size)
-    strides = (
-        x.stride(0),
-        *(s * step for s, step in zip(steps, module.stride, strict=True)),
-        x.stride(1),
-        *(s * gap for s, gap in zip(steps, module.dilation, strict=True)),
-    )
+    options = (tuple(module.kernel_size), tuple(module.stride), tuple(module.dilation))
+    shape, strides, flat = _windowed(x.shape, x.stride(), size, *options)
     rows = scratch.place("rows", shape, x).copy_(x.as_strided(shape, strides, x.storage_offset()))
-    return rows.view(x.shape[0], math.prod(size), x.shape[1] * math.prod(module.kernel_size))
+    return rows.view(flat)
+
+
+Shape = tuple[int, ...]
+
+
+@lru_cache
+def _windowed(
+    x: Shape, x_strides: Shape, size: Shape, kernel: Shape, stride: Shape, dilation: Shape
+) -> tuple[Shape, Shape, Shape]:
+    """Return shape and strides of the view of all patches, and the shape of the rows they make."""
+    strides = (
+        x_strides[0],
+        *(s * step for s, step in zip(x_strides[2:], stride, strict=True)),
+        x_strides[1],
+        *(s * gap for s, gap in zip(x_strides[2:], dilation, strict=True)),
+    )
+    return (x[0], *size, x[1], *kernel), strides, (x[0], math.prod(size), x[1] * math.prod(kernel))
 
 
 class ConvTerm(ExamplesTerm):
@@ -120,12 +131,8 @@ class ConvTerm(ExamplesTerm):
             a, b = self.grouped(start, stop)
             options = (m.kernel_size, m.stride, self.padding, m.dilation)
             kernels.conv_products(a, b, self.layout.segments, *options, out=out.flatten(1))
-        elif self.by_rows and self.unequal and stop - start == self.classes:
-            fill_unequal(*self.rows(start, stop), self.layout, out)
-        elif self.by_rows:
-            for i, j in self.parts(start, stop):
-                part = out if j - i == len(out) else out[i - start : j - start]
-                class_products(*self.rows(i, j), self.layout.sizes[i:j], part.flatten(2) if j > i else part)
+        elif self.by_rows and stop > start:
+            self.write_products(out.flatten(2), start, stop)
         else:
             self._one_by_one(out, start, stop)
 

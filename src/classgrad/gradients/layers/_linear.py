@@ -12,7 +12,7 @@ from classgrad.gradients import kernels
 from classgrad.gradients._cost import Cost, ghost_is_cheaper, kernel_makes_unequal, rates, tile_of
 from classgrad.gradients._ghost import ghost_gram, ghost_square_norms
 from classgrad.gradients._layout import ClassLayout
-from classgrad.gradients._products import class_products
+from classgrad.gradients._products import class_products, equal_products
 from classgrad.gradients._registry import LayerRule, add_rule, leading
 from classgrad.gradients._taps import Call
 from classgrad.gradients._terms import Dense, Memory, Sums, Term, promote, weigh
@@ -48,6 +48,8 @@ class ExamplesTerm(Term):
     @property
     def unequal(self) -> bool:
         """Whether classes are of different sizes and the kernel makes them all at once sooner than one by one."""
+        if self.layout.equal is not None:
+            return False
         positions, inner, outer = self.cost[:3]
         rows = self.layout.examples * positions
         return self._has_kernels and kernel_makes_unequal(rows, inner, outer, self.layout)
@@ -84,6 +86,18 @@ class ExamplesTerm(Term):
                 yield first, position
                 first, examples = position, self.layout.sizes[position]
         yield first, stop
+
+    def write_products(self, out: Tensor, start: int, stop: int) -> None:
+        """Write the gradients of a range of classes as products of rows, to an (L, O, D) tensor."""
+        if self.unequal and stop - start == self.classes:
+            fill_unequal(*self.rows(start, stop), self.layout, out)
+            return
+        for i, j in self.parts(start, stop):
+            part = out if j - i == len(out) else out[i - start : j - start]
+            if self.layout.equal and j > i:
+                equal_products(*self.rows(i, j), j - i, part)
+            else:
+                class_products(*self.rows(i, j), self.layout.sizes[i:j], part)
 
     @abstractmethod
     def rows(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
@@ -139,12 +153,7 @@ class RowsTerm(ExamplesTerm):
 
     def write(self, out: Tensor, start: int, stop: int) -> None:
         """Write the classes' sums of outer products."""
-        if self.unequal and stop - start == self.classes:
-            fill_unequal(*self.grouped(start, stop), self.layout, out)
-            return
-        for i, j in self.parts(start, stop):
-            part = out if j - i == len(out) else out[i - start : j - start]
-            class_products(*self.grouped(i, j), self.layout.sizes[i:j], part)
+        self.write_products(out, start, stop)
 
     def without(self, gram: bool) -> bool:
         """Whether the ghost identity is cheaper."""
@@ -200,8 +209,8 @@ def linear_terms(call: Call, b: Tensor, layout: ClassLayout, memory: Memory, wan
     """Weight: rows; bias: the sum of b over the positions."""
     module = call.module
     assert isinstance(module, nn.Linear)
-    positions = b.shape[1:-1].numel()
-    given, b = b, b.reshape(b.shape[0], positions, b.shape[-1])
+    given, flat = b, b.dim() != 3
+    b = b.reshape(b.shape[0], b.shape[1:-1].numel(), b.shape[-1]) if flat else b
     terms: dict[str, Term] = {}
     if "bias" in wanted:
         if layout.order is None and kernels.available(b):
@@ -210,8 +219,8 @@ def linear_terms(call: Call, b: Tensor, layout: ClassLayout, memory: Memory, wan
             terms["bias"] = Sums(given if given.dim() == 2 else b.sum(1), layout, memory)
     if "weight" in wanted:
         a = call.input
-        a = a.reshape(a.shape[0], positions, a.shape[-1]).to(b.dtype)
-        terms["weight"] = RowsTerm(a, b, layout, module.weight.shape, memory)
+        a = (a.reshape(*b.shape[:2], a.shape[-1]) if flat else a).to(b.dtype)
+        terms["weight"] = RowsTerm(a, b, layout, call.parameters["weight"].shape, memory)
     return terms
 
 
