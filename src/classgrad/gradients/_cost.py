@@ -12,6 +12,9 @@ from dataclasses import dataclass
 from functools import wraps
 from typing import Literal, TypeVar, cast
 
+import torch
+from torch import Tensor
+
 from classgrad.gradients._layout import ClassLayout
 
 
@@ -52,8 +55,21 @@ _LEAST_BLOCK = 64
 _TILES = {64: 7e13, 32: 2.8e13, 16: 1.1e13}
 """Of the kernel for pairs of rows on a GPU: the sizes of its tiles and the multiply-adds per second with each."""
 
+RECORDED = "recorded"
+"""The kind of a GPU while its work is recorded, to be launched at once later on."""
+
+_GHOST_CALLS = 12
+"""Small operations that the ghost way takes beyond those of class gradients; recorded ones go unnoticed but for 3."""
+
 _KERNEL_FLOPS = 2e13
 """Multiply-adds per second of the kernel for products."""
+
+
+def kind_of(values: Tensor) -> str:
+    """Return the kind of device that is to work on these values."""
+    if values.is_cuda:
+        return RECORDED if torch.cuda.is_current_stream_capturing() else "cuda"
+    return values.device.type
 
 
 def rates(device: str) -> Rates:
@@ -152,8 +168,8 @@ def ghost_is_cheaper(
     rows, width = layout.examples * positions, inner + outer
     if gram:
         ghost = Pairs("blocks", rows, rows**2, 1).seconds(width, r)
-    elif device == "cuda":
-        ghost = tile_of(layout.tally, positions)[1] * width + 3 * r.call
+    elif device != "cpu":
+        ghost = tile_of(layout.tally, positions)[1] * width + (3 if device == RECORDED else _GHOST_CALLS) * r.call
     else:
         ghost = pairs_of(layout.tally, positions, width, device).seconds(width, r)
     products = r.call if layout.equal else min(_unequal(rows, inner, outer, len(layout), device))
@@ -167,7 +183,7 @@ def _unequal(rows: int, inner: int, outer: int, classes: int, device: str) -> tu
     """Return what products of classes of different sizes cost beyond one of all rows: one by one, and by the kernel."""
     r = rates(device)
     one_by_one = classes * r.call
-    if device != "cuda":
+    if device == "cpu":
         return one_by_one, math.inf
     kernel = rows * inner * outer * (1 / _KERNEL_FLOPS - 1 / r.flops) + 4 * classes * inner * outer / r.bytes
     return one_by_one, kernel + 6 * r.call

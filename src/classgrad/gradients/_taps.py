@@ -79,7 +79,7 @@ class Call:
 def _saved_statistics(output: Tensor) -> tuple[Tensor, Tensor] | None:
     """Return the mean and inverse deviation a normalization layer saved for its own backward, if there are any."""
     node = output.grad_fn
-    if node is None or node.name() not in ("NativeGroupNormBackward0", "NativeLayerNormBackward0"):
+    if type(node).__name__ not in ("NativeGroupNormBackward0", "NativeLayerNormBackward0"):
         return None
     if torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:
         return None  # under gradient checkpointing or offloading they are packed away; they are made again when needed
@@ -95,6 +95,7 @@ _OWN = {
     nn.Conv3d: ("ConvolutionBackward0",),
     nn.GroupNorm: ("NativeGroupNormBackward0",),
     nn.LayerNorm: ("NativeLayerNormBackward0",),
+    nn.Embedding: ("EmbeddingBackward0",),
 }
 """The operations that make a layer's output if nobody interferes, and whose output is no view of anything."""
 
@@ -116,7 +117,7 @@ def tap(owner: Hashable, call: Call, output: Tensor) -> Tensor | None:
     tapped: Tensor
     if _has_kernel(call, output):
         weight, bias = (getattr(call.module, name) for name in ("weight", "bias"))
-        tapped = _Normalization.apply(call, call.input, weight, bias, output.detach())  # type: ignore[no-untyped-call]
+        tapped = _Normalization.apply(call, call.input, weight, bias, (output,))  # type: ignore[no-untyped-call]
     elif (node := own_node(call, output)) is not None:
         MARKED.add(type(node))
         node.metadata[owner] = call
@@ -158,7 +159,9 @@ def listen(node: Any, call: Call) -> RemovableHandle | None:
 def _arrived(call: Call, gradients: tuple[Tensor | None, ...]) -> None:
     if call.sink is not None:
         b = gradients[0]
-        call.sink(call.input.new_zeros(call.shape) if b is None else b.reshape(call.shape), False)
+        if b is None:
+            b = call.input.new_zeros(call.shape)
+        call.sink(b if b.shape == call.shape else b.reshape(call.shape), False)
 
 
 def _has_kernel(call: Call, output: Tensor) -> bool:
@@ -191,12 +194,14 @@ class _Normalization(torch.autograd.Function):
     """Group or layer normalization in place of torch's own node: its backward pass knows every example's share."""
 
     @staticmethod
-    def forward(ctx: Any, call: Call, x: Tensor, weight: Tensor | None, bias: Tensor | None, output: Tensor) -> Tensor:
-        """Return the output that torch's forward made."""
+    def forward(
+        ctx: Any, call: Call, x: Tensor, weight: Tensor | None, bias: Tensor | None, made: tuple[Tensor]
+    ) -> Tensor:
+        """Return the output that torch's forward made; in a tuple autograd does not take it for an input."""
         ctx.call = call
         ctx.module = call.module
         ctx.save_for_backward(x, weight, bias, *call.saved)  # type: ignore[misc]
-        return output.detach()
+        return made[0].detach()
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from torch.nn.modules.conv import _ConvNd
 
 from classgrad.gradients import kernels
-from classgrad.gradients._cost import ghost_is_cheaper, kernel_is_cheaper, rows_are_cheaper
+from classgrad.gradients._cost import ghost_is_cheaper, kernel_is_cheaper, kind_of, rows_are_cheaper
 from classgrad.gradients._layout import ClassLayout
 from classgrad.gradients._registry import LayerRule, add_rule
 from classgrad.gradients._taps import Call
@@ -60,7 +60,7 @@ class ConvTerm(ExamplesTerm):
         shape = module.weight.shape
         inner, outer = shape[1:].numel(), shape[0]
         positions = (a if module.transposed else b).shape[2:].numel()
-        cost = (positions, inner, outer, layout, a.device.type)
+        cost = (positions, inner, outer, layout, kind_of(a))
         super().__init__(a, b, layout, shape, memory, cost, positions * inner * a.element_size())
         self.module = module
         self.padding = padding

@@ -10,7 +10,10 @@ from torch import Tensor, nn
 from classgrad.gradients._layout import ClassLayout
 from classgrad.gradients._registry import LayerRule, add_rule
 from classgrad.gradients._taps import Call
-from classgrad.gradients._terms import Memory, Term, promote
+from classgrad.gradients._terms import Dense, Memory, Term, promote
+
+_GPU_ROWS = 8
+"""Rows of tables on a GPU that cost no more than one that was looked up."""
 
 
 class LookupTerm(Term):
@@ -84,7 +87,23 @@ def _lookup(
     if module.padding_idx is not None:
         used = tokens != module.padding_idx
         tokens, values, owners = tokens[used], values[used], owners[used]
-    return {"weight": LookupTerm(tokens, values, owners, len(layout), module.weight.shape, memory)}
+    shape, classes = module.weight.shape, len(layout)
+    if _small(tokens, values, classes * shape[0], memory):
+        table = torch.ops.aten.embedding_dense_backward(
+            values, owners * shape[0] + tokens, classes * shape[0], -1, False
+        )
+        return {"weight": Dense(table.view(classes, *shape), memory)}
+    return {"weight": LookupTerm(tokens, values, owners, classes, shape, memory)}
+
+
+def _small(tokens: Tensor, values: Tensor, rows: int, memory: Memory) -> bool:
+    """Whether tables of all classes, of so many rows, are had more cheaply than what the batch looked up is told apart.
+
+    A GPU writes many rows in the time of one of the operations that takes.
+    """
+    known = values.dtype in (torch.float32, torch.float64)
+    looked_up = (_GPU_ROWS if values.is_cuda else 1) * len(tokens)
+    return known and rows <= looked_up and rows * values.shape[1] * values.element_size() <= memory.left
 
 
 def embedding_terms(

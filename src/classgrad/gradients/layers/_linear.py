@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from classgrad.gradients import kernels
-from classgrad.gradients._cost import Cost, ghost_is_cheaper, kernel_makes_unequal, rates, tile_of
+from classgrad.gradients._cost import Cost, ghost_is_cheaper, kernel_makes_unequal, kind_of, rates, tile_of
 from classgrad.gradients._ghost import ghost_gram, ghost_square_norms
 from classgrad.gradients._layout import ClassLayout
 from classgrad.gradients._products import class_products, equal_products
@@ -39,7 +39,7 @@ class ExamplesTerm(Term):
         self.b = b
         self.layout = layout
         self.cost = cost
-        self._at_a_time = max(1, rates(a.device.type).rows_bytes // max(1, example_bytes))
+        self._at_a_time = max(1, rates(cost[4]).rows_bytes // max(1, example_bytes))
 
     @property
     def _has_kernels(self) -> bool:
@@ -144,7 +144,7 @@ class RowsTerm(ExamplesTerm):
 
     def __init__(self, a: Tensor, b: Tensor, layout: ClassLayout, shape: torch.Size, memory: Memory) -> None:
         row_bytes = (a.shape[2] + b.shape[2]) * a.element_size()
-        cost = (a.shape[1], a.shape[2], b.shape[2], layout, a.device.type)
+        cost = (a.shape[1], a.shape[2], b.shape[2], layout, kind_of(a))
         super().__init__(a, b, layout, shape, memory, cost, a.shape[1] * row_bytes)
 
     def rows(self, start: int, stop: int) -> tuple[Tensor, Tensor]:

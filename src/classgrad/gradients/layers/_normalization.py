@@ -60,12 +60,10 @@ def _layer_norm_through(
     grouped = layout.order is None
     segments = layout.segments if grouped else layout.singles
     x, *sums = kernels.layer_norm_backward(b, call.input, *call.saved, module.weight, segments, width)
-    named = {
-        name: values.view(-1, *module.normalized_shape) for name, values in zip(("weight", "bias"), sums, strict=True)
-    }
-    if grouped:
-        return x, {name: Dense(values, memory) for name, values in named.items()}
-    return x, {name: Sums(values, layout, memory) for name, values in named.items()}
+    if len(module.normalized_shape) > 1:
+        sums = [values.view(-1, *module.normalized_shape) for values in sums]
+    weight, bias = ((Dense(v, memory) if grouped else Sums(v, layout, memory)) for v in sums)
+    return x, {"weight": weight, "bias": bias}
 
 
 def _layer_norm_terms(
