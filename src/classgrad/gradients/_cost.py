@@ -61,6 +61,9 @@ RECORDED = "recorded"
 _GHOST_CALLS = 12
 """Small operations that the ghost way takes beyond those of class gradients; recorded ones go unnoticed but for 3."""
 
+_ROWS_CALLS = 6
+"""Small operations that patches laid out as rows take beyond the kernel's one."""
+
 _KERNEL_FLOPS = 2e13
 """Multiply-adds per second of the kernel for products."""
 
@@ -208,6 +211,17 @@ def rows_are_cheaper(positions: int, inner: int, outer: int, layout: ClassLayout
     return copy + chain + _calls(layout) * r.call < len(layout) * r.conv_call
 
 
-def kernel_is_cheaper(positions: int, layout: ClassLayout) -> bool:
-    """Whether a convolution's class gradients are best gathered by the kernel, which needs many rows to each class."""
+def has_many_rows(positions: int, layout: ClassLayout) -> bool:
+    """Whether there are so many rows to each class that the kernel for convolutions outdoes all other ways."""
     return layout.examples * positions >= _KERNEL_ROWS * max(1, len(layout))
+
+
+def kernel_is_cheaper(positions: int, inner: int, outer: int, layout: ClassLayout, device: str) -> bool:
+    """Whether a convolution's class gradients are best gathered by the kernel.
+
+    It needs many rows to each class, or little work in all: it is one operation where the other ways are several, which
+    is what counts on a GPU unless they are recorded.
+    """
+    r = rates(device)
+    longer = layout.examples * positions * inner * outer * (1 / _KERNEL_FLOPS - 1 / r.flops)
+    return has_many_rows(positions, layout) or (device == "cuda" and longer < _ROWS_CALLS * r.call)

@@ -115,6 +115,20 @@ def test_input_and_output_gradient_may_lie_in_memory_each_in_its_way(blocks):
         close(kernels.conv_products(*pair, segments, **settings, precision="ieee", blocks=blocks), wanted)
 
 
+@pytest.mark.parametrize("programs", [1, 10_000])
+@pytest.mark.parametrize("format", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("sizes", [[4, 4], [7, 1, 0, 3]])
+def test_convolutions_gather_examples_that_are_not_in_class_order(sizes, format, programs, monkeypatch):
+    monkeypatch.setattr(products, "_PROGRAMS", programs)
+    a, b, wanted, settings = convolution(sizes, CONVOLUTIONS["3x3"], format)
+    segments, order = kernels.Segments(sizes, DEVICE), torch.randperm(len(a), device=DEVICE)
+    shuffled = [torch.empty_like(v).index_copy_(0, order, v) for v in (a, b)]
+    for blocks in (ONE_TAP, ALL_TAPS):
+        how = {"precision": "ieee", "blocks": blocks}
+        close(kernels.conv_products(*shuffled, segments, **settings, **how, order=order), wanted)
+        close(kernels.conv_products(a, b, segments, **settings, **how), wanted)
+
+
 def _last(values):
     return values.contiguous(memory_format=torch.channels_last)
 

@@ -44,6 +44,7 @@ def _products(
     a,
     b,
     out,
+    order,
     outer,
     channels,
     height,
@@ -76,6 +77,7 @@ def _products(
     TAPS: tl.constexpr,
     FIRST: tl.constexpr,
     PADDED: tl.constexpr,
+    ORDERED: tl.constexpr,
     NORMS: tl.constexpr,
     WIDE: tl.constexpr,
     PRECISION: tl.constexpr,
@@ -85,7 +87,8 @@ def _products(
 ):
     """Columns are channels at one tap that the program is given (TAPS), or all pairs of channel and tap.
 
-    The gradient is written as (tap, outer, channel) if FIRST, else as torch has it, (outer, channel, tap).
+    The gradient is written as (tap, outer, channel) if FIRST, else as torch has it, (outer, channel, tap). If ORDERED
+    the examples are not grouped by class and ``order`` says where those of the classes are.
     """
     area = kernel_h * kernel_w
     columns = channels if TAPS else channels * area
@@ -120,6 +123,8 @@ def _products(
         p = k % POSITIONS
         y = p // LINE * stride_h
         x = p % LINE * stride_w
+        if ORDERED:
+            example = tl.load(order + example, mask=here, other=0).to(tl.int32)
         if WIDE:
             example = example.to(tl.int64)
         there = here[:, None] & n_inside[None, :]
@@ -171,11 +176,11 @@ class _Settled(NamedTuple):
     norms: bool
     area: int
 
-    def run(self, a: Tensor, b: Tensor, segments: Segments, out: Tensor | None) -> Tensor:
+    def run(self, a: Tensor, b: Tensor, segments: Segments, out: Tensor | None, order: Tensor | None = None) -> Tensor:
         """Make the product, in ``out`` if it is given."""
         target = out if self.target is None else b.new_empty(self.target)
         assert target is not None
-        self.launch(a, b, target, segments.offsets)
+        self.launch(a, b, target, order, segments.offsets)
         if self.norms:
             return sum_parts(target if self.chunks.whole else square_slots(target, segments, self.chunks))
         return target if self.chunks.whole else sum_slots(target, segments, self.chunks, out, area=self.area)
@@ -210,6 +215,7 @@ class _Product:
         precision: str,
         norms: bool,
         out_stride: int | None,
+        ordered: bool = False,
         taps_first: bool = True,
     ) -> _Settled:
         columns = self.channels if blocks.taps else self.channels * self.area
@@ -238,13 +244,14 @@ class _Product:
         )
         launch = _products.settle(
             (tiles * chunks.slots,),
-            **dict(zip(_products.names[3:], numbers, strict=False)),
+            **dict(zip(_products.names[4:], numbers, strict=False)),
             **location(segments, chunks),
             POSITIONS=self.positions,
             LINE=self.line,
             TAPS=blocks.taps,
             FIRST=first,
             PADDED=any(self.padding),
+            ORDERED=ordered,
             NORMS=norms and direct,
             WIDE=self.wide,
             PRECISION=precision,
@@ -278,12 +285,14 @@ def conv_products(
     precision: str = "tf32",
     norms: bool = False,
     out: Tensor | None = None,
+    order: Tensor | None = None,
     taps_first: bool = False,
     blocks: Blocks | None = None,
 ) -> Tensor:
     """Return the classes' weight gradients of a two-dimensional convolution without groups, (L, O · C · kernel).
 
-    ``a`` (N, C, H, W) and ``b`` (N, O, ...) are grouped by class, each contiguous or channels-last. With ``norms``
+    ``a`` (N, C, H, W) and ``b`` (N, O, ...) are each contiguous or channels-last and grouped by class, or ``order``
+    (N, int64) is what would bring them into class order: then they are gathered as they are read. With ``norms``
     return only the squared norms (L). ``out`` may be given to be written to; its rows may be further apart.
     ``precision`` is "tf32" or "ieee". Gradients come as (O, C, kernel), or with ``taps_first`` as (kernel, O, C), which
     is written faster, has the same norms and may be combined as well, to be transposed when only one is left.
@@ -291,10 +300,12 @@ def conv_products(
     b = b if lies_by_examples(b) else b.contiguous()
     if blocks is not None and blocks.pad and any(padding):
         a, padding = F.pad(a, (padding[1], padding[1], padding[0], padding[0])), (0, 0)
-    options = (tuple(kernel), tuple(stride), tuple(padding), tuple(dilation), precision, norms, taps_first, blocks)
+    options = (tuple(kernel), tuple(stride), tuple(padding), tuple(dilation), precision, norms, order is not None)
     out_stride = None if out is None else out.stride(0)
-    settled = segments.settled(_settle_conv, a.shape, a.stride(), b.shape, b.stride(), out_stride, *options)
-    return settled.run(a, b, segments, out)
+    settled = segments.settled(
+        _settle_conv, a.shape, a.stride(), b.shape, b.stride(), out_stride, *options, taps_first, blocks
+    )
+    return settled.run(a, b, segments, out, order)
 
 
 def _settle_conv(
@@ -310,6 +321,7 @@ def _settle_conv(
     dilation: tuple[int, ...],
     precision: str,
     norms: bool,
+    ordered: bool,
     taps_first: bool,
     blocks: Blocks | None,
 ) -> _Settled:
@@ -331,7 +343,7 @@ def _settle_conv(
         wide=max(math.prod(a), math.prod(b)) >= 2**31,
     )
     blocks = blocks or conv_blocks(a, b, segments, kernel)
-    return product.settle(segments, blocks, precision, norms, out_stride, taps_first or product.area == 1)
+    return product.settle(segments, blocks, precision, norms, out_stride, ordered, taps_first or product.area == 1)
 
 
 def linear_products(

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from torch.nn.modules.conv import _ConvNd
 
 from classgrad.gradients import kernels
-from classgrad.gradients._cost import ghost_is_cheaper, kernel_is_cheaper, kind_of, rows_are_cheaper
+from classgrad.gradients._cost import ghost_is_cheaper, has_many_rows, kernel_is_cheaper, kind_of, rows_are_cheaper
 from classgrad.gradients._layout import ClassLayout
 from classgrad.gradients._registry import LayerRule, add_rule
 from classgrad.gradients._taps import Call
@@ -66,7 +66,7 @@ class ConvTerm(ExamplesTerm):
         self.padding = padding
         plain = module.groups == 1
         self.by_rows = plain and rows_are_cheaper(*self.cost)
-        self.by_kernel = plain and self._suits_kernel() and kernel_is_cheaper(positions, layout)
+        self.by_kernel = plain and self._suits_kernel() and kernel_is_cheaper(*self.cost)
 
     def _suits_kernel(self) -> bool:
         """Whether the kernel takes this convolution: in two dimensions, without gaps in memory, in TF32."""
@@ -121,16 +121,20 @@ class ConvTerm(ExamplesTerm):
 
     def without(self, gram: bool) -> bool:
         """Whether the ghost identity is cheaper."""
-        plain = self.module.groups == 1 and not self.by_kernel
-        return plain and ghost_is_cheaper(*self.cost, gram=gram)
+        return self.module.groups == 1 and not self._many and ghost_is_cheaper(*self.cost, gram=gram)
+
+    @property
+    def _many(self) -> bool:
+        """Whether the kernel has so many rows to each class that no other way comes near it."""
+        return self.by_kernel and has_many_rows(self.cost[0], self.layout)
 
     def write(self, out: Tensor, start: int, stop: int) -> None:
         """Write what the kernel makes, batched products of rows, or one ordinary gradient per class."""
         if self.by_kernel and stop - start == self.classes:
             m = self.module
-            a, b = self.grouped(start, stop)
             options = (m.kernel_size, m.stride, self.padding, m.dilation)
-            kernels.conv_products(a, b, self.layout.segments, *options, out=out.flatten(1))
+            segments, order = self.layout.segments, self.layout.order
+            kernels.conv_products(self.a, self.b, segments, *options, out=out.flatten(1), order=order)
         elif self.by_rows and stop > start:
             self.write_products(out.flatten(2), start, stop)
         else:
