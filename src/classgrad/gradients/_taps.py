@@ -63,8 +63,11 @@ class Call:
     @property
     def input(self) -> Tensor:
         """The layer's first input, whatever its forward calls it; None if it takes none."""
-        first: Any = self.inputs[0] if self.inputs else None
-        value: Tensor = first if self.inputs else self.kwargs.get("input", next(iter(self.kwargs.values()), first))
+        inputs: tuple[Tensor, ...] = self.inputs
+        if inputs:
+            return inputs[0]
+        named: Any = self.kwargs.get("input", next(iter(self.kwargs.values()), None))
+        value: Tensor = named
         return value
 
     def release(self) -> None:
@@ -116,8 +119,8 @@ def tap(owner: Hashable, call: Call, output: Tensor) -> Tensor | None:
     """
     tapped: Tensor
     if _has_kernel(call, output):
-        weight, bias = (getattr(call.module, name) for name in ("weight", "bias"))
-        tapped = _Normalization.apply(call, call.input, weight, bias, (output,))  # type: ignore[no-untyped-call]
+        module: Any = call.module
+        tapped = _Normalization.apply(call, call.input, module.weight, module.bias, (output,))  # type: ignore[no-untyped-call]
     elif (node := own_node(call, output)) is not None:
         MARKED.add(type(node))
         node.metadata[owner] = call

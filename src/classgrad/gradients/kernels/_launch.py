@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import torch
 import triton
@@ -75,9 +75,10 @@ class Launch:
         self._places = [i for i, name in enumerate(kernel.names) if name not in numbers]
         self._known: dict[object, Any] = {}
 
-    def __call__(self, *tensors: Tensor | None) -> None:
+    def __call__(self, first: Tensor, *others: Tensor | None) -> None:
         """Launch on these tensors."""
-        device = _current_device() if cast(Tensor, tensors[0]).is_cuda else None
+        tensors = (first, *others)
+        device = _current_device() if first.is_cuda else None
         pointers = [None if t is None else t.data_ptr() for t in tensors]
         key = (device, *[None if t is None else t.dtype for t in tensors], *[p and p % 16 for p in pointers])
         compiled = self._known.get(key)

@@ -164,9 +164,9 @@ def conv_terms(call: Call, b: Tensor, layout: ClassLayout, memory: Memory, wante
         if layout.order is None and kernels.available(b):
             terms["bias"] = Dense(kernels.class_channel_sums(b, layout.segments), memory)
         else:
-            terms["bias"] = Sums(b.flatten(2).sum(2), layout, memory)
+            terms["bias"] = Sums(b.sum(tuple(range(2, b.dim()))), layout, memory)
     if "weight" in wanted:
-        a = call.input.to(b.dtype)
+        a = call.input if call.input.dtype == b.dtype else call.input.to(b.dtype)
         padding = cast(tuple[int, ...], module.padding)
         pads = module._reversed_padding_repeated_twice
         if not module.transposed and (module.padding_mode != "zeros" or pads[::2] != pads[1::2]):

@@ -219,7 +219,8 @@ def linear_terms(call: Call, b: Tensor, layout: ClassLayout, memory: Memory, wan
             terms["bias"] = Sums(given if given.dim() == 2 else b.sum(1), layout, memory)
     if "weight" in wanted:
         a = call.input
-        a = (a.reshape(*b.shape[:2], a.shape[-1]) if flat else a).to(b.dtype)
+        a = a.reshape(*b.shape[:2], a.shape[-1]) if flat else a
+        a = a if a.dtype == b.dtype else a.to(b.dtype)
         terms["weight"] = RowsTerm(a, b, layout, call.parameters["weight"].shape, memory)
     return terms
 
