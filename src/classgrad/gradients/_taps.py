@@ -16,6 +16,7 @@ from torch.nn import functional as F
 from torch.utils.hooks import RemovableHandle
 
 from classgrad.gradients import kernels
+from classgrad.gradients._cost import RECORDED, kind_of
 
 Sink = Callable[[Tensor, bool], Tensor | None]
 """Where the gradient of a layer's output goes in a step; returns the input's gradient if asked for and able to."""
@@ -105,6 +106,12 @@ _OWN = {
 _VIEWS = ("ViewBackward0", "UnsafeViewBackward0")
 """How a linear layer gives the rows that its product made the dimensions of its input."""
 
+_FEW = 2**21
+"""Elements that a GPU reads again in less time than a node of our own takes the host.
+
+Layer normalization's own node is one launch; that of group normalization is several, so it is never kept.
+"""
+
 MARKED: set[type] = set()
 """Types of nodes that hold calls."""
 
@@ -120,7 +127,7 @@ def tap(owner: Hashable, call: Call, output: Tensor) -> Tensor | None:
     tapped: Tensor
     if _has_kernel(call, output):
         module: Any = call.module
-        tapped = _Normalization.apply(call, call.input, module.weight, module.bias, (output,))  # type: ignore[no-untyped-call]
+        tapped = _Normalization.apply((call, output), call.input, module.weight, module.bias)  # type: ignore[no-untyped-call]
     elif (node := own_node(call, output)) is not None:
         MARKED.add(type(node))
         node.metadata[owner] = call
@@ -168,9 +175,14 @@ def _arrived(call: Call, gradients: tuple[Tensor | None, ...]) -> None:
 
 
 def _has_kernel(call: Call, output: Tensor) -> bool:
+    """Whether a kernel makes the input's gradient along with the parameters', in a node that is worth its while."""
     if call.saved is None or not kernels.available(output) or call.input.dtype != output.dtype:
         return False
-    return isinstance(call.module, nn.GroupNorm) or math.prod(call.module.normalized_shape) <= kernels.WIDEST  # type: ignore[arg-type]
+    module: Any = call.module
+    if isinstance(module, nn.GroupNorm):
+        return True
+    spare = kind_of(output) != RECORDED and output.numel() <= _FEW
+    return not spare and math.prod(module.normalized_shape) <= kernels.WIDEST
 
 
 class _Tap(torch.autograd.Function):
@@ -197,22 +209,21 @@ class _Normalization(torch.autograd.Function):
     """Group or layer normalization in place of torch's own node: its backward pass knows every example's share."""
 
     @staticmethod
-    def forward(
-        ctx: Any, call: Call, x: Tensor, weight: Tensor | None, bias: Tensor | None, made: tuple[Tensor]
-    ) -> Tensor:
+    def forward(ctx: Any, made: tuple[Call, Tensor], x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
         """Return the output that torch's forward made; in a tuple autograd does not take it for an input."""
+        call, output = made
         ctx.call = call
         ctx.module = call.module
         ctx.save_for_backward(x, weight, bias, *call.saved)  # type: ignore[misc]
-        return made[0].detach()
+        return output.detach()
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         """Return the input's gradient as the step made it on its way, or as torch does outside of a step."""
         sink = None if ctx.call is None else ctx.call.sink
         if sink is not None:
-            return None, sink(gradient, True), None, None, None
-        return None, *_plain_backward(ctx.module, gradient, ctx.saved_tensors, ctx.needs_input_grad[1:4]), None
+            return None, sink(gradient, True), None, None
+        return None, *_plain_backward(ctx.module, gradient, ctx.saved_tensors, ctx.needs_input_grad[1:])
 
 
 def _plain_backward(
