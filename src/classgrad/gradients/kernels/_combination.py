@@ -80,12 +80,17 @@ def weigh_rows(values: Tensor, factors: Tensor, *, scaled: bool) -> Tensor:
     These are not read at all: they may hold inf or NaN. ``values`` are contiguous or channels-last.
     """
     out = torch.empty_like(values)
-    block = 1024
-    if values.numel():
-        _weigh_rows[(cdiv(values.numel(), block),)](
-            values, factors, out, values[0].numel(), values.numel(), SCALED=scaled, WIDTH=block, num_warps=4
-        )
+    if size := values.numel():
+        _settle_rows(size, size // len(values), scaled)(values, factors, out)
     return out
+
+
+@lru_cache(KEPT)
+def _settle_rows(size: int, width: int, scaled: bool) -> Launch:
+    block = 1024
+    grid = (cdiv(size, block),)
+    launch: Launch = _weigh_rows.settle(grid, width=width, size=size, SCALED=scaled, WIDTH=block, num_warps=4)
+    return launch
 
 
 def weighted_sum(kept: Tensor, weights: Tensor, out: Tensor | None = None) -> Tensor:

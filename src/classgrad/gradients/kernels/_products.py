@@ -354,16 +354,17 @@ def linear_products(
     precision: str = "tf32",
     norms: bool = False,
     out: Tensor | None = None,
+    order: Tensor | None = None,
     blocks: Blocks | None = None,
 ) -> Tensor:
     """Return the classes' sums of outer products of the rows of ``b`` (N, T, O) and ``a`` (N, T, D): (L, O · D).
 
-    Both are grouped by class; ``norms``, ``out`` and ``precision`` as for `conv_products`.
+    ``norms``, ``out``, ``order`` and ``precision`` as for `conv_products`.
     """
     a, b = a.contiguous(), b.contiguous()
     out_stride = None if out is None else out.stride(0)
-    settled = segments.settled(_settle_linear, a.shape, b.shape, out_stride, precision, norms, blocks)
-    return settled.run(a, b, segments, out)
+    options = (precision, norms, order is not None, blocks)
+    return segments.settled(_settle_linear, a.shape, b.shape, out_stride, *options).run(a, b, segments, out, order)
 
 
 def _settle_linear(
@@ -373,24 +374,27 @@ def _settle_linear(
     out_stride: int | None,
     precision: str,
     norms: bool,
+    ordered: bool,
     blocks: Blocks | None,
 ) -> _Settled:
+    # where examples are gathered the rows of each are its positions, else all rows lie one after the other
+    positions = a[1] if ordered else 1
     product = _Product(
         outer=b[2],
         channels=a[2],
-        size=(1, 1),
-        a_strides=(a[2], 1, 0, 0),
-        b_strides=(b[2], 1, 0),
+        size=(1, positions),
+        a_strides=(positions * a[2], 1, 0, a[2] if ordered else 0),
+        b_strides=(positions * b[2], 1, b[2] if ordered else 0),
         kernel=(1, 1),
         stride=(1, 1),
         padding=(0, 0),
         dilation=(1, 1),
         rows_per_example=a[1],
-        positions=1,
-        line=1,
+        positions=positions,
+        line=positions,
         wide=max(math.prod(a), math.prod(b)) >= 2**31,
     )
-    return product.settle(segments, blocks or linear_blocks(a, b, segments), precision, norms, out_stride)
+    return product.settle(segments, blocks or linear_blocks(a, b, segments), precision, norms, out_stride, ordered)
 
 
 def conv_blocks(a: Sequence[int], b: Sequence[int], segments: Segments, kernel: Sequence[int]) -> Blocks:

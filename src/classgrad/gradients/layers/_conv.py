@@ -104,7 +104,7 @@ class ConvTerm(ExamplesTerm):
 
     def _gradient(self, a: Tensor, b: Tensor) -> Tensor:
         module = self.module
-        gradient: Tensor = torch.ops.aten.convolution_backward(
+        gradient: Tensor = torch.ops.aten.convolution_backward.default(
             b,
             a,
             module.weight.detach().to(b.dtype),

@@ -9,13 +9,20 @@ import torch
 from torch import Tensor, nn
 
 from classgrad.gradients import kernels
-from classgrad.gradients._cost import Cost, ghost_is_cheaper, kernel_makes_unequal, kind_of, rates, tile_of
+from classgrad.gradients._cost import (
+    Cost,
+    ghost_is_cheaper,
+    kernel_makes_unequal,
+    kind_of,
+    rates,
+    tile_of,
+)
 from classgrad.gradients._ghost import ghost_gram, ghost_square_norms
 from classgrad.gradients._layout import ClassLayout
 from classgrad.gradients._products import class_products, equal_products
 from classgrad.gradients._registry import LayerRule, add_rule, leading
 from classgrad.gradients._taps import Call
-from classgrad.gradients._terms import Dense, Memory, Sums, Term, promote, weigh
+from classgrad.gradients._terms import HALF, Dense, Memory, Sums, Term, promote, weigh
 
 
 class ExamplesTerm(Term):
@@ -152,8 +159,12 @@ class RowsTerm(ExamplesTerm):
         return self.grouped(start, stop)
 
     def write(self, out: Tensor, start: int, stop: int) -> None:
-        """Write the classes' sums of outer products."""
-        self.write_products(out, start, stop)
+        """Write the classes' sums of outer products; the kernel gathers shuffled examples as it reads them."""
+        if self.unequal and stop - start == self.classes:
+            segments, order = self.layout.segments, self.layout.order
+            kernels.linear_products(self.a, self.b, segments, precision=_precision(), out=out.flatten(1), order=order)
+        else:
+            self.write_products(out, start, stop)
 
     def without(self, gram: bool) -> bool:
         """Whether the ghost identity is cheaper."""
@@ -185,10 +196,10 @@ def weighted_examples(
     Half precision holds no weight of 1e5 or 1e-8, so there they are counted in units of the largest.
     """
     unit = None
-    if promote(b[:0]).dtype != b.dtype:
+    if b.dtype in HALF:
         unit = weights.abs().max().clamp_min(torch.finfo(weights.dtype).tiny)
         weights = weights / unit
-    factors = weights.to(b.dtype)[layout.index]
+    factors = weights.to(b.dtype).index_select(0, layout.index)
     if not finite and all(kernels.available(v) and kernels.lies_by_examples(v) for v in (a, b)):
         return kernels.weigh_rows(a, factors, scaled=False), kernels.weigh_rows(b, factors, scaled=True), unit
     if not finite:
