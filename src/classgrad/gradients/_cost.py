@@ -61,6 +61,9 @@ RECORDED = "recorded"
 _GHOST_CALLS = 12
 """Small operations that the ghost way takes beyond those of class gradients; recorded ones go unnoticed but for 3."""
 
+_LITTLE = 6 * 2**20
+"""Elements of class gradients that a GPU has room for."""
+
 _ROWS_CALLS = 6
 """Small operations that patches laid out as rows take beyond the kernel's one."""
 
@@ -172,7 +175,10 @@ def ghost_is_cheaper(
     if gram:
         ghost = Pairs("blocks", rows, rows**2, 1).seconds(width, r)
     elif device != "cpu":
-        ghost = tile_of(layout.tally, positions)[1] * width + (3 if device == RECORDED else _GHOST_CALLS) * r.call
+        # launches are not saved at the price of memory: the ghost way holds what the layer saw
+        light = len(layout) * inner * outer <= max(_LITTLE, rows * width)
+        calls = _GHOST_CALLS if light and device != RECORDED else 3
+        ghost = tile_of(layout.tally, positions)[1] * width + calls * r.call
     else:
         ghost = pairs_of(layout.tally, positions, width, device).seconds(width, r)
     products = r.call if layout.equal else min(_unequal(rows, inner, outer, len(layout), device))
