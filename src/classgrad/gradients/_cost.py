@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from functools import wraps
 from typing import Literal, TypeVar, cast
 
-import torch
 from torch import Tensor
 
 from classgrad.gradients._layout import ClassLayout
@@ -56,7 +55,7 @@ _TILES = {64: 7e13, 32: 2.8e13, 16: 1.1e13}
 """Of the kernel for pairs of rows on a GPU: the sizes of its tiles and the multiply-adds per second with each."""
 
 RECORDED = "recorded"
-"""The kind of a GPU while its work is recorded, to be launched at once later on."""
+"""The kind of a GPU whose work is recorded, to be launched at once later on."""
 
 _GHOST_CALLS = 12
 """Small operations that the ghost way takes beyond those of class gradients; recorded ones go unnoticed but for 3."""
@@ -71,11 +70,13 @@ _KERNEL_FLOPS = 2e13
 """Multiply-adds per second of the kernel for products."""
 
 
-def kind_of(values: Tensor) -> str:
-    """Return the kind of device that is to work on these values."""
-    if values.is_cuda:
-        return RECORDED if torch.cuda.is_current_stream_capturing() else "cuda"
-    return values.device.type
+def kind_of(values: Tensor, layout: ClassLayout) -> str:
+    """Return the kind of device that is to work on these values.
+
+    Whether it records them is asked of the layout, not of the device: a run that goes on elsewhere makes some steps
+    operation by operation that were replayed before, and they must come out the same to the last bit.
+    """
+    return RECORDED if layout.recorded and values.is_cuda else values.device.type
 
 
 def rates(device: str) -> Rates:

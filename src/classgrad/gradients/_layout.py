@@ -31,6 +31,8 @@ class ClassLayout:
     (None if they are). ``labels`` and ``sizes`` are the classes and counts as plain numbers, ``examples`` is their sum.
     """
 
+    recorded = False
+    """Whether steps on it are to be recorded and replayed, so that their launches take no time."""
     _offsets: Tensor | None = None
 
     def __init__(self, classes: Tensor, index: Tensor) -> None:
@@ -92,6 +94,7 @@ class ClassLayout:
 
     def prepare(self) -> None:
         """Make what is otherwise made when first needed by waiting for the device, which a recording must not do."""
+        self.recorded = True
         _ = self._members
         if kernels.available(torch.empty(0, device=self.index.device)):
             _ = self.segments, self.singles

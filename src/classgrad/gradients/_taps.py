@@ -16,7 +16,6 @@ from torch.nn import functional as F
 from torch.utils.hooks import RemovableHandle
 
 from classgrad.gradients import kernels
-from classgrad.gradients._cost import RECORDED, kind_of
 
 Sink = Callable[[Tensor, bool], Tensor | None]
 """Where the gradient of a layer's output goes in a step; returns the input's gradient if asked for and able to."""
@@ -119,13 +118,13 @@ _Holder: Any = torch.autograd.function.BackwardCFunction
 """What nodes are that were made to hold one."""
 
 
-def tap(owner: Hashable, call: Call, output: Tensor) -> Tensor | None:
+def tap(owner: Hashable, call: Call, output: Tensor, recorded: bool) -> Tensor | None:
     """Have a node hold the call until the step is made; return the layer's output under a new name if it is a new node.
 
-    A new node costs several times as much, forward and backward.
+    A new node costs several times as much, forward and backward, unless its launches are ``recorded``.
     """
     tapped: Tensor
-    if _has_kernel(call, output):
+    if _has_kernel(call, output, recorded):
         module: Any = call.module
         tapped = _Normalization.apply((call, output), call.input, module.weight, module.bias)  # type: ignore[no-untyped-call]
     elif (node := own_node(call, output)) is not None:
@@ -174,15 +173,14 @@ def _arrived(call: Call, gradients: tuple[Tensor | None, ...]) -> None:
         call.sink(b if b.shape == call.shape else b.reshape(call.shape), False)
 
 
-def _has_kernel(call: Call, output: Tensor) -> bool:
+def _has_kernel(call: Call, output: Tensor, recorded: bool) -> bool:
     """Whether a kernel makes the input's gradient along with the parameters', in a node that is worth its while."""
     if call.saved is None or not kernels.available(output) or call.input.dtype != output.dtype:
         return False
     module: Any = call.module
     if isinstance(module, nn.GroupNorm):
         return True
-    spare = kind_of(output) != RECORDED and output.numel() <= _FEW
-    return not spare and math.prod(module.normalized_shape) <= kernels.WIDEST
+    return (recorded or output.numel() > _FEW) and math.prod(module.normalized_shape) <= kernels.WIDEST
 
 
 class _Tap(torch.autograd.Function):

@@ -1,12 +1,14 @@
 """What is worked out once for shapes and class sizes must not outlive them."""
 
+from unittest import mock
+
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
 
 from classgrad import ClassGradients
-from classgrad.gradients._cost import RECORDED, ghost_is_cheaper, kernel_is_cheaper
+from classgrad.gradients._cost import RECORDED, ghost_is_cheaper, kernel_is_cheaper, kind_of
 from classgrad.gradients._layout import class_layout
 from classgrad.gradients._memo import _KEPT, Memo, memo_of
 
@@ -121,3 +123,12 @@ def test_a_gpu_that_is_recorded_does_not_wait_for_launches():
     assert kernel_is_cheaper(*shape, "cuda")
     assert not kernel_is_cheaper(*shape, RECORDED)
     assert not kernel_is_cheaper(4, *shape[1:], "cuda")
+
+
+def test_what_is_to_be_recorded_is_told_by_the_layout_before_it_is():
+    layout = class_layout(torch.arange(2), None)
+    gpu, cpu = (mock.Mock(is_cuda=kind == "cuda", device=torch.device(kind)) for kind in ("cuda", "cpu"))
+    assert [kind_of(gpu, layout), kind_of(cpu, layout)] == ["cuda", "cpu"]
+    layout.prepare()
+    assert [kind_of(gpu, layout), kind_of(cpu, layout)] == [RECORDED, "cpu"]
+    assert layout.grouped().recorded

@@ -60,7 +60,7 @@ class ConvTerm(ExamplesTerm):
         shape = module.weight.shape
         inner, outer = shape[1:].numel(), shape[0]
         positions = (a if module.transposed else b).shape[2:].numel()
-        cost = (positions, inner, outer, layout, kind_of(a))
+        cost = (positions, inner, outer, layout, kind_of(a, layout))
         super().__init__(a, b, layout, shape, memory, cost, positions * inner * a.element_size())
         self.module = module
         self.padding = padding

@@ -89,7 +89,7 @@ def _lookup(
         used = tokens != module.padding_idx
         tokens, values, owners = tokens[used], values[used], owners[used]
     shape, classes = module.weight.shape, len(layout)
-    if _small(tokens, values, classes * shape[0], memory):
+    if _small(tokens, values, classes * shape[0], layout, memory):
         table = torch.ops.aten.embedding_dense_backward.default(
             values, owners * shape[0] + tokens, classes * shape[0], -1, False
         )
@@ -97,13 +97,13 @@ def _lookup(
     return {"weight": LookupTerm(tokens, values, owners, classes, shape, memory)}
 
 
-def _small(tokens: Tensor, values: Tensor, rows: int, memory: Memory) -> bool:
+def _small(tokens: Tensor, values: Tensor, rows: int, layout: ClassLayout, memory: Memory) -> bool:
     """Whether tables of all classes, of so many rows, are had more cheaply than what the batch looked up is told apart.
 
     That takes many small operations, which count on a GPU unless they are recorded.
     """
     known = values.dtype in (torch.float32, torch.float64)
-    looked_up = (_GPU_ROWS if kind_of(values) == "cuda" else 1) * len(tokens)
+    looked_up = (_GPU_ROWS if kind_of(values, layout) == "cuda" else 1) * len(tokens)
     return known and rows <= looked_up and rows * values.shape[1] * values.element_size() <= memory.left
 
 

@@ -151,7 +151,7 @@ class RowsTerm(ExamplesTerm):
 
     def __init__(self, a: Tensor, b: Tensor, layout: ClassLayout, shape: torch.Size, memory: Memory) -> None:
         row_bytes = (a.shape[2] + b.shape[2]) * a.element_size()
-        cost = (a.shape[1], a.shape[2], b.shape[2], layout, kind_of(a))
+        cost = (a.shape[1], a.shape[2], b.shape[2], layout, kind_of(a, layout))
         super().__init__(a, b, layout, shape, memory, cost, a.shape[1] * row_bytes)
 
     def rows(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
