@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import torch
 from torch import Tensor, nn
@@ -75,7 +75,9 @@ class Basis:
     @contextmanager
     def graph(self, losses: Tensor, needed: bool = True) -> Iterator[Graph]:
         """Read the graph of a step; no gradients and no autocast while it is worked on, and no trace of it after."""
-        with torch.no_grad(), torch.autocast(losses.device.type, enabled=False):
+        kind = losses.device.type
+        mixed = torch.is_autocast_enabled(kind)
+        with torch.no_grad(), torch.autocast(kind, enabled=False) if mixed else nullcontext():
             graph = read_graph(losses, self._forms) if needed or self.engines.holding else NO_GRAPH
             try:
                 yield graph

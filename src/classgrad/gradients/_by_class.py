@@ -25,7 +25,7 @@ def step_laid_out(
 
     With ``lazy`` given it is decided already; then say ``grads.made(step, layout)`` after the step and each replay.
     """
-    with grads._engines.resting(grads.lazy(layout) if lazy is None else lazy):
+    with grads._engines.forward(layout, grads.lazy(layout) if lazy is None else lazy):
         losses = loss_of(x)
     return grads.backward_laid_out(losses, layout, lazy=lazy)
 

@@ -26,6 +26,7 @@ class Capture:
     def __init__(self, modules: Iterable[nn.Module] = (), wanted: Callable[[nn.Module], bool] = bool) -> None:
         self.closed = False
         self.resting = False
+        self.recorded = False
         self._references: list[weakref.ref[Call]] = []
         self._room = _ROOM
         # First in line: what other hooks make of the layer's output comes after it.
@@ -54,7 +55,7 @@ class Capture:
         self._references.append(weakref.ref(call))
         if len(self._references) > self._room:  # forwards that nobody made a step of
             self._room = max(_ROOM, 2 * len(self._nodes))
-        return tap(self, call, output)
+        return tap(self, call, output, self.recorded)
 
     def _preceded(self, module: nn.Module) -> bool:
         """Whether other hooks than ours came first, though ours was put in front of those that were there."""

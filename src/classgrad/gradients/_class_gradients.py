@@ -260,7 +260,7 @@ class ClassGradients:
         if layout.order is not None and self._engines.fused and holds(x, layout.examples):
             x, y = select(x, layout.order), layout.group(y)
             layout = layout.grouped()
-        with self._engines.resting(self.lazy(layout)):
+        with self._engines.forward(layout, self.lazy(layout)):
             losses = loss_fn(x, y)
         basis.check(losses, y)
         return self.backward_laid_out(losses, layout, scaler)

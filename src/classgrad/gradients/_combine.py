@@ -62,12 +62,14 @@ def combine(
     """Weigh the classes by the rule.
 
     ``losses`` are f^(l); ``terms`` hold ``factor`` times the class gradients; the direction comes back times
-    ``target``.
+    ``target``. A rule for the model as a whole needs no ``scopes``.
     """
-    packs = pack(terms) if rule.per == "model" else [Pack(term, {p: 0}) for p, term in terms.items()]
-    owners = [scopes[next(iter(each.columns))] for each in packs]
+    whole = rule.per == "model"
+    packs = pack(terms) if whole else [Pack(term, [(p, 0)]) for p, term in terms.items()]
+    owners = [0] * len(packs) if whole else [scopes[each.members[0][0]] for each in packs]
     kind = "gram" if wishes.gram or "gram" in rule.needs else "norms"
-    sums = _sums_by_scope([each.term for each in packs], owners, scopes, losses, kind)
+    count = 1 if whole else max(scopes.values(), default=0) + 1
+    sums = _sums_by_scope([each.term for each in packs], owners, count, losses, kind)
     if not _is_one(factor):
         sums = sums / (factor * factor)
     gram = sums if sums.dim() == 3 else None
@@ -82,7 +84,7 @@ def combine(
         _weights(rule, layout, usable & (length > 0), length, None if gram is None else gram[s], projections)
         for s, length in enumerate(lengths)
     ]
-    weights = each_scope[0] if rule.per == "model" else torch.stack(each_scope)
+    weights = each_scope[0] if whole else torch.stack(each_scope)
     step = Step(
         classes=layout.classes.clone(),  # the layout is kept for the next batch that is alike
         counts=layout.counts.clone(),
@@ -95,13 +97,13 @@ def combine(
     )
     refuse(step, wishes)
     scaled = weights if target is factor else weights * (target / factor)
-    by_scope = (scaled,) if rule.per == "model" else scaled.unbind()
+    by_scope = (scaled,) if whole else scaled.unbind()
     known_finite = not finite.is_cuda and bool(finite.all())  # a GPU is not waited for to find out
     directions: dict[nn.Parameter, Tensor] = {}
     del terms  # what the class gradients are held in is let go as the direction comes
     for owner in owners:
         each = packs.pop(0)
-        directions |= each.parts(each.term.weighted(by_scope[owner], known_finite))
+        directions.update(each.parts(each.term.weighted(by_scope[owner], known_finite)))
         del each
     return step, directions
 
@@ -135,10 +137,9 @@ def _is_one(factor: Tensor | float) -> bool:
     return not isinstance(factor, Tensor) and factor == 1
 
 
-def _sums_by_scope(terms: Sequence[Term], owners: Sequence[int], scopes: Scopes, losses: Tensor, kind: str) -> Tensor:
+def _sums_by_scope(terms: Sequence[Term], owners: Sequence[int], count: int, losses: Tensor, kind: str) -> Tensor:
     """Return Σ over each scope's terms of the squared norms (S, L) or the Gram matrices (S, L, L)."""
     values = [term.gram() if kind == "gram" else term.square_norms() for term in terms]
-    count = max(scopes.values(), default=0) + 1
     if not values:
         return losses.new_zeros(count, *losses.shape * (2 if kind == "gram" else 1))
     if len(values) == count == 1:

@@ -7,9 +7,12 @@ bit. The constants are the measured rates of one machine of each kind; only thei
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from functools import wraps
+from typing import Literal, TypeVar, cast
+
+from torch import Tensor
 
 from classgrad.gradients._layout import ClassLayout
 
@@ -51,8 +54,29 @@ _LEAST_BLOCK = 64
 _TILES = {64: 7e13, 32: 2.8e13, 16: 1.1e13}
 """Of the kernel for pairs of rows on a GPU: the sizes of its tiles and the multiply-adds per second with each."""
 
+RECORDED = "recorded"
+"""The kind of a GPU whose work is recorded, to be launched at once later on."""
+
+_GHOST_CALLS = 12
+"""Small operations that the ghost way takes beyond those of class gradients; recorded ones go unnoticed but for 3."""
+
+_LITTLE = 6 * 2**20
+"""Elements of class gradients that a GPU has room for."""
+
+_ROWS_CALLS = 6
+"""Small operations that patches laid out as rows take beyond the kernel's one."""
+
 _KERNEL_FLOPS = 2e13
 """Multiply-adds per second of the kernel for products."""
+
+
+def kind_of(values: Tensor, layout: ClassLayout) -> str:
+    """Return the kind of device that is to work on these values.
+
+    Whether it records them is asked of the layout, not of the device: a run that goes on elsewhere makes some steps
+    operation by operation that were replayed before, and they must come out the same to the last bit.
+    """
+    return RECORDED if layout.recorded and values.is_cuda else values.device.type
 
 
 def rates(device: str) -> Rates:
@@ -121,6 +145,23 @@ def tile_of(sizes: Sizes, positions: int) -> tuple[int, float]:
     return best, seconds(best)
 
 
+Decision = TypeVar("Decision", bound=Callable[..., bool])
+
+
+def _remembered(decide: Decision) -> Decision:
+    """Decide once for each shape of a layer and make-up of the classes."""
+
+    def recall(positions: int, inner: int, outer: int, layout: ClassLayout, *rest: object, **wish: bool) -> bool:
+        key = (decide, positions, inner, outer, *rest, *wish.values())
+        found: bool | None = layout.memo.get(key)
+        if found is None:
+            found = layout.memo[key] = decide(positions, inner, outer, layout, *rest, **wish)
+        return found
+
+    return cast(Decision, wraps(decide)(recall))
+
+
+@_remembered
 def ghost_is_cheaper(
     positions: int, inner: int, outer: int, layout: ClassLayout, device: str, *, gram: bool = False
 ) -> bool:
@@ -134,8 +175,11 @@ def ghost_is_cheaper(
     rows, width = layout.examples * positions, inner + outer
     if gram:
         ghost = Pairs("blocks", rows, rows**2, 1).seconds(width, r)
-    elif device == "cuda":
-        ghost = tile_of(layout.tally, positions)[1] * width + 3 * r.call
+    elif device != "cpu":
+        # launches are not saved at the price of memory: the ghost way holds what the layer saw
+        light = len(layout) * inner * outer <= max(_LITTLE, rows * width)
+        calls = _GHOST_CALLS if light and device != RECORDED else 3
+        ghost = tile_of(layout.tally, positions)[1] * width + calls * r.call
     else:
         ghost = pairs_of(layout.tally, positions, width, device).seconds(width, r)
     products = r.call if layout.equal else min(_unequal(rows, inner, outer, len(layout), device))
@@ -149,18 +193,20 @@ def _unequal(rows: int, inner: int, outer: int, classes: int, device: str) -> tu
     """Return what products of classes of different sizes cost beyond one of all rows: one by one, and by the kernel."""
     r = rates(device)
     one_by_one = classes * r.call
-    if device != "cuda":
+    if device == "cpu":
         return one_by_one, math.inf
     kernel = rows * inner * outer * (1 / _KERNEL_FLOPS - 1 / r.flops) + 4 * classes * inner * outer / r.bytes
     return one_by_one, kernel + 6 * r.call
 
 
+@_remembered
 def kernel_makes_unequal(rows: int, inner: int, outer: int, layout: ClassLayout) -> bool:
     """Whether on a GPU the kernel for products makes those of classes of different sizes sooner than one by one."""
     one_by_one, kernel = _unequal(rows, inner, outer, len(layout), "cuda")
     return layout.equal is None and kernel < one_by_one
 
 
+@_remembered
 def rows_are_cheaper(positions: int, inner: int, outer: int, layout: ClassLayout, device: str) -> bool:
     """Whether a convolution's class gradients are best made from its patches laid out as rows.
 
@@ -172,6 +218,17 @@ def rows_are_cheaper(positions: int, inner: int, outer: int, layout: ClassLayout
     return copy + chain + _calls(layout) * r.call < len(layout) * r.conv_call
 
 
-def kernel_is_cheaper(positions: int, layout: ClassLayout) -> bool:
-    """Whether a convolution's class gradients are best gathered by the kernel, which needs many rows to each class."""
+def has_many_rows(positions: int, layout: ClassLayout) -> bool:
+    """Whether there are so many rows to each class that the kernel for convolutions outdoes all other ways."""
     return layout.examples * positions >= _KERNEL_ROWS * max(1, len(layout))
+
+
+def kernel_is_cheaper(positions: int, inner: int, outer: int, layout: ClassLayout, device: str) -> bool:
+    """Whether a convolution's class gradients are best gathered by the kernel.
+
+    It needs many rows to each class, or little work in all: it is one operation where the other ways are several, which
+    is what counts on a GPU unless they are recorded.
+    """
+    r = rates(device)
+    longer = layout.examples * positions * inner * outer * (1 / _KERNEL_FLOPS - 1 / r.flops)
+    return has_many_rows(positions, layout) or (device == "cuda" and longer < _ROWS_CALLS * r.call)

@@ -74,13 +74,14 @@ class Engines:
         return self._capture.holding
 
     @contextmanager
-    def resting(self, rest: bool) -> Iterator[None]:
-        """Let the layers run without being watched, if so asked: the step will not need to know what they saw."""
-        self._capture.resting = rest
+    def forward(self, layout: ClassLayout, rest: bool) -> Iterator[None]:
+        """Let the layers run on a batch of this layout, unwatched if the step will not need to know what they saw."""
+        capture = self._capture
+        capture.resting, capture.recorded = rest, layout.recorded
         try:
             yield
         finally:
-            self._capture.resting = False
+            capture.resting = capture.recorded = False
 
     def release(self, graph: Graph) -> None:
         """Let go of what the layers of a graph saw."""

@@ -73,7 +73,9 @@ def fused_terms(
             if handle is not None:
                 handle.remove()
     return {
-        p: _merge(parts[id(p)]) if id(p) in parts else others[p] for p in parameters if id(p) in parts or p in others
+        p: _merge(parts[id(p)]) if id(p) in parts else others[p]
+        for p in parameters
+        if id(p) in parts or (others and p in others)
     }
 
 

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from classgrad._errors import InputError
 from classgrad.gradients import kernels
+from classgrad.gradients._memo import Memo, memo_of
 
 Labels = npt.NDArray[np.int64]
 
@@ -30,6 +31,8 @@ class ClassLayout:
     (None if they are). ``labels`` and ``sizes`` are the classes and counts as plain numbers, ``examples`` is their sum.
     """
 
+    recorded = False
+    """Whether steps on it are to be recorded and replayed, so that their launches take no time."""
     _offsets: Tensor | None = None
 
     def __init__(self, classes: Tensor, index: Tensor) -> None:
@@ -76,6 +79,11 @@ class ClassLayout:
         return max(self.sizes, default=0)
 
     @cached_property
+    def memo(self) -> Memo:
+        """What was found to follow from the sizes of the classes alone, shared by all batches with such classes."""
+        return memo_of(tuple(self.sizes))
+
+    @cached_property
     def bounds(self) -> list[tuple[int, int]]:
         """Where each class starts and stops among grouped examples."""
         return [(stop - size, stop) for stop, size in zip(accumulate(self.sizes), self.sizes, strict=True)]
@@ -86,6 +94,7 @@ class ClassLayout:
 
     def prepare(self) -> None:
         """Make what is otherwise made when first needed by waiting for the device, which a recording must not do."""
+        self.recorded = True
         _ = self._members
         if kernels.available(torch.empty(0, device=self.index.device)):
             _ = self.segments, self.singles
@@ -93,13 +102,13 @@ class ClassLayout:
     @cached_property
     def segments(self) -> kernels.Segments:
         """The classes as segments of grouped examples, for the kernels."""
-        return kernels.Segments(self.sizes, self.index.device, self._offsets)
+        return kernels.Segments(self.sizes, self.index.device, self._offsets, self.memo)
 
     @cached_property
     def singles(self) -> kernels.Segments:
         """The examples as segments of their own, for the kernels."""
         offsets = torch.arange(self.examples + 1, dtype=torch.int32, device=self.index.device)
-        return kernels.Segments([1] * self.examples, self.index.device, offsets)
+        return kernels.Segments([1] * self.examples, self.index.device, offsets, memo_of((1,) * self.examples))
 
     def grouped(self) -> ClassLayout:
         """Return the layout of the same batch in class order."""

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 
 import torch
 from torch import Tensor, nn
+from torch._utils import _unflatten_dense_tensors
 
 from classgrad.gradients._sheet import Block, dense_strides
 from classgrad.gradients._terms import LARGE, SMALL, Dense, Memory, Sums, Term, rows
+
+Member = tuple[nn.Parameter, int]
+"""A parameter with its first column."""
 
 
 @dataclass(frozen=True)
@@ -17,55 +22,80 @@ class Pack:
     """Parameters whose class gradients one term holds, each from a column of its own on."""
 
     term: Term
-    columns: dict[nn.Parameter, int]
+    members: list[Member]
 
-    def parts(self, direction: Tensor) -> dict[nn.Parameter, Tensor]:
+    def parts(self, direction: Tensor) -> Iterable[tuple[nn.Parameter, Tensor]]:
         """Return the direction of each parameter from that of all of them."""
-        if len(self.columns) == 1 and direction.shape == next(iter(self.columns)).shape:
-            return dict.fromkeys(self.columns, direction)
+        first = self.members[0][0]
+        if len(self.members) == 1 and direction.shape == first.shape:
+            return [(first, direction)]
         flat = direction.reshape(-1)
+        if self._gapless():
+            parameters = [p for p, _ in self.members]
+            return zip(parameters, _unflatten_dense_tensors(flat, parameters), strict=True)  # type: ignore[no-untyped-call]
         start = flat.storage_offset()
-        return {p: flat.as_strided(p.shape, dense_strides(p.shape), start + i) for p, i in self.columns.items()}
+        return [(p, flat.as_strided(p.shape, dense_strides(p.shape), start + column)) for p, column in self.members]
+
+    def _gapless(self) -> bool:
+        """Whether the members lie one after the other, so that all are had in one operation."""
+        stop = 0
+        for p, column in self.members:
+            size = p.numel()
+            if column != stop or not size:
+                return False
+            stop += size
+        return True
 
 
-Shared = tuple[Block, Memory, dict[nn.Parameter, int]]
-"""A block with the columns of those on it."""
+Shared = tuple[Block, Memory, list[Member]]
+"""A block with those on it."""
 
 
 def pack(terms: Mapping[nn.Parameter, Term]) -> list[Pack]:
     """Return a pack for each block of a sheet, for the small ones of each kind, and for each other term."""
     blocks: dict[int, Shared] = {}
-    small: dict[object, dict[nn.Parameter, Dense | Sums]] = {}
+    small: dict[object, list[tuple[nn.Parameter, Dense | Sums]]] = {}
     packs: list[Pack] = []
     for p, term in terms.items():
         if isinstance(term, Dense) and term.block is not None:
-            blocks.setdefault(id(term.block), (term.block, term.memory, {}))[2][p] = term.column
+            shared = blocks.get(id(term.block))
+            if shared is None:
+                shared = blocks[id(term.block)] = (term.block, term.memory, [])
+            shared[2].append((p, term.column))
         elif isinstance(term, (Dense, Sums)) and not term.held.is_complex():
             alike = (type(term), term.held.dtype, term.held.device)
             joins = term.shape.numel() <= SMALL and term.held.numel() < LARGE
-            small.setdefault(alike if joins else p, {})[p] = term
+            small.setdefault(alike if joins else p, []).append((p, term))
         else:
-            packs.append(Pack(term, {p: 0}))
+            packs.append(Pack(term, [(p, 0)]))
     packs += [joined for group in small.values() if (joined := _join(group, blocks.values())) is not None]
-    return [*(Pack(Dense(block.filled, memory), columns) for block, memory, columns in blocks.values()), *packs]
+    by_column = itemgetter(1)
+    shares = [
+        Pack(Dense(block.filled, memory), sorted(on_it, key=by_column)) for block, memory, on_it in blocks.values()
+    ]
+    return shares + packs
 
 
-def _join(group: Mapping[nn.Parameter, Dense | Sums], blocks: Iterable[Shared]) -> Pack | None:
+def _join(group: Sequence[tuple[nn.Parameter, Dense | Sums]], blocks: Iterable[Shared]) -> Pack | None:
     """Put small gradients side by side; those of examples are then summed by class in one operation.
 
     These go to a block that has room for them, and are no pack of their own then.
     """
-    members = list(group.values())
+    members = [term for _, term in group]
     values = torch.cat([rows(term.held) for term in members], 1) if len(members) > 1 else rows(members[0].held)
     first, starts, width = members[0], _starts(members), values.shape[1]
     if not isinstance(first, Sums):
-        return Pack(Dense(values, first.memory), dict(zip(group, starts, strict=True)))
-    for block, _, columns in blocks:
+        return Pack(Dense(values, first.memory), _placed(group, starts, 0))
+    for block, _, on_it in blocks:
         if block.has_room(width, values):
-            columns.update({p: block.used + start for p, start in zip(group, starts, strict=True)})
+            on_it += _placed(group, starts, block.used)
             first.layout.sum_rows(values, block.extend(width))
             return None
-    return Pack(Dense(first.layout.sum(values), first.memory), dict(zip(group, starts, strict=True)))
+    return Pack(Dense(first.layout.sum(values), first.memory), _placed(group, starts, 0))
+
+
+def _placed(group: Sequence[tuple[nn.Parameter, Term]], starts: Sequence[int], first: int) -> list[Member]:
+    return [(p, first + start) for (p, _), start in zip(group, starts, strict=True)]
 
 
 def _starts(terms: Sequence[Term]) -> list[int]:

@@ -8,6 +8,7 @@ numbers of examples of the classes.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from itertools import accumulate
 
 import torch
@@ -24,27 +25,33 @@ def class_products(a: Tensor, b: Tensor, sizes: Sequence[int], out: Tensor | Non
     if out.dtype != a.dtype:
         return out.copy_(class_products(a, b, sizes))
     if _equal(sizes):
-        rows = a.shape[0] * a.shape[1] // len(sizes)
-        left, right = (v.reshape(len(sizes), rows, v.shape[2]) for v in (a, b))
-        parts = _parts(left, right)
-        if parts == 1:
-            return torch.bmm(right.mT, left, out=out)
-        left, right = (v.reshape(len(sizes) * parts, rows // parts, v.shape[2]) for v in (left, right))
-        return torch.sum((right.mT @ left).view(len(sizes), parts, *out.shape[1:]), 1, out=out)
+        return equal_products(a, b, len(sizes), out)
     for slot, left, right in zip(out, *rows_by_class(a, b, sizes), strict=True):
         torch.mm(right.T, left, out=slot)
     return out
 
 
-def _parts(a: Tensor, b: Tensor) -> int:
+def equal_products(a: Tensor, b: Tensor, classes: int, out: Tensor) -> Tensor:
+    """Write Σ b_iᵀ a_i of so many classes, all with the same number of examples."""
+    if out.dtype != a.dtype:
+        return out.copy_(equal_products(a, b, classes, a.new_empty(out.shape)))
+    (examples, positions, inner), outer = a.shape, b.shape[2]
+    rows = examples * positions // classes
+    parts = _parts(classes, rows, inner, outer) if a.is_cuda else 1
+    left = a.reshape(classes * parts, rows // parts, inner)
+    right = b.reshape(classes * parts, rows // parts, outer).mT
+    if parts == 1:
+        return torch.bmm(right, left, out=out)
+    return torch.sum((right @ left).view(classes, parts, *out.shape[1:]), 1, out=out)
+
+
+@lru_cache
+def _parts(classes: int, rows: int, inner: int, outer: int) -> int:
     """Return into how many parts the rows of each class should be split and their products added.
 
     A GPU gives each tile of a product to one of its units, which goes through all rows: few tiles leave most idle.
     """
-    classes, rows = a.shape[:2]
-    if not a.is_cuda:
-        return 1
-    tiles = classes * -(-a.shape[2] // _TILE) * -(-b.shape[2] // _TILE)
+    tiles = classes * -(-inner // _TILE) * -(-outer // _TILE)
     parts = 1
     while 2 * parts * tiles <= _UNITS and rows % (2 * parts) == 0 and rows // (2 * parts) >= _LEAST_ROWS:
         parts *= 2

@@ -50,7 +50,7 @@ class SingleStep:
                 seed = scale / layout.examples
                 step, direction = combine(
                     basis.engines.terms(losses, layout, plan, parameters, seed, gram=basis.asks_gram),
-                    scope_of(parameters, basis.model, basis.rule),
+                    {} if basis.rule.per == "model" else scope_of(parameters, basis.model, basis.rule),
                     basis.rule,
                     f,
                     layout,

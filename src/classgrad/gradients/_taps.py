@@ -63,8 +63,11 @@ class Call:
     @property
     def input(self) -> Tensor:
         """The layer's first input, whatever its forward calls it; None if it takes none."""
-        first: Any = self.inputs[0] if self.inputs else None
-        value: Tensor = first if self.inputs else self.kwargs.get("input", next(iter(self.kwargs.values()), first))
+        inputs: tuple[Tensor, ...] = self.inputs
+        if inputs:
+            return inputs[0]
+        named: Any = self.kwargs.get("input", next(iter(self.kwargs.values()), None))
+        value: Tensor = named
         return value
 
     def release(self) -> None:
@@ -79,7 +82,7 @@ class Call:
 def _saved_statistics(output: Tensor) -> tuple[Tensor, Tensor] | None:
     """Return the mean and inverse deviation a normalization layer saved for its own backward, if there are any."""
     node = output.grad_fn
-    if node is None or node.name() not in ("NativeGroupNormBackward0", "NativeLayerNormBackward0"):
+    if type(node).__name__ not in ("NativeGroupNormBackward0", "NativeLayerNormBackward0"):
         return None
     if torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:
         return None  # under gradient checkpointing or offloading they are packed away; they are made again when needed
@@ -95,11 +98,18 @@ _OWN = {
     nn.Conv3d: ("ConvolutionBackward0",),
     nn.GroupNorm: ("NativeGroupNormBackward0",),
     nn.LayerNorm: ("NativeLayerNormBackward0",),
+    nn.Embedding: ("EmbeddingBackward0",),
 }
 """The operations that make a layer's output if nobody interferes, and whose output is no view of anything."""
 
 _VIEWS = ("ViewBackward0", "UnsafeViewBackward0")
 """How a linear layer gives the rows that its product made the dimensions of its input."""
+
+_FEW = 2**21
+"""Elements that a GPU reads again in less time than a node of our own takes the host.
+
+Layer normalization's own node is one launch; that of group normalization is several, so it is never kept.
+"""
 
 MARKED: set[type] = set()
 """Types of nodes that hold calls."""
@@ -108,15 +118,15 @@ _Holder: Any = torch.autograd.function.BackwardCFunction
 """What nodes are that were made to hold one."""
 
 
-def tap(owner: Hashable, call: Call, output: Tensor) -> Tensor | None:
+def tap(owner: Hashable, call: Call, output: Tensor, recorded: bool) -> Tensor | None:
     """Have a node hold the call until the step is made; return the layer's output under a new name if it is a new node.
 
-    A new node costs several times as much, forward and backward.
+    A new node costs several times as much, forward and backward, unless its launches are ``recorded``.
     """
     tapped: Tensor
-    if _has_kernel(call, output):
-        weight, bias = (getattr(call.module, name) for name in ("weight", "bias"))
-        tapped = _Normalization.apply(call, call.input, weight, bias, output.detach())  # type: ignore[no-untyped-call]
+    if _has_kernel(call, output, recorded):
+        module: Any = call.module
+        tapped = _Normalization.apply((call, output), call.input, module.weight, module.bias)  # type: ignore[no-untyped-call]
     elif (node := own_node(call, output)) is not None:
         MARKED.add(type(node))
         node.metadata[owner] = call
@@ -158,13 +168,19 @@ def listen(node: Any, call: Call) -> RemovableHandle | None:
 def _arrived(call: Call, gradients: tuple[Tensor | None, ...]) -> None:
     if call.sink is not None:
         b = gradients[0]
-        call.sink(call.input.new_zeros(call.shape) if b is None else b.reshape(call.shape), False)
+        if b is None:
+            b = call.input.new_zeros(call.shape)
+        call.sink(b if b.shape == call.shape else b.reshape(call.shape), False)
 
 
-def _has_kernel(call: Call, output: Tensor) -> bool:
+def _has_kernel(call: Call, output: Tensor, recorded: bool) -> bool:
+    """Whether a kernel makes the input's gradient along with the parameters', in a node that is worth its while."""
     if call.saved is None or not kernels.available(output) or call.input.dtype != output.dtype:
         return False
-    return isinstance(call.module, nn.GroupNorm) or math.prod(call.module.normalized_shape) <= kernels.WIDEST  # type: ignore[arg-type]
+    module: Any = call.module
+    if isinstance(module, nn.GroupNorm):
+        return True
+    return (recorded or output.numel() > _FEW) and math.prod(module.normalized_shape) <= kernels.WIDEST
 
 
 class _Tap(torch.autograd.Function):
@@ -191,8 +207,9 @@ class _Normalization(torch.autograd.Function):
     """Group or layer normalization in place of torch's own node: its backward pass knows every example's share."""
 
     @staticmethod
-    def forward(ctx: Any, call: Call, x: Tensor, weight: Tensor | None, bias: Tensor | None, output: Tensor) -> Tensor:
-        """Return the output that torch's forward made."""
+    def forward(ctx: Any, made: tuple[Call, Tensor], x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+        """Return the output that torch's forward made; in a tuple autograd does not take it for an input."""
+        call, output = made
         ctx.call = call
         ctx.module = call.module
         ctx.save_for_backward(x, weight, bias, *call.saved)  # type: ignore[misc]
@@ -203,8 +220,8 @@ class _Normalization(torch.autograd.Function):
         """Return the input's gradient as the step made it on its way, or as torch does outside of a step."""
         sink = None if ctx.call is None else ctx.call.sink
         if sink is not None:
-            return None, sink(gradient, True), None, None, None
-        return None, *_plain_backward(ctx.module, gradient, ctx.saved_tensors, ctx.needs_input_grad[1:4]), None
+            return None, sink(gradient, True), None, None
+        return None, *_plain_backward(ctx.module, gradient, ctx.saved_tensors, ctx.needs_input_grad[1:])
 
 
 def _plain_backward(

@@ -13,6 +13,9 @@ from classgrad.gradients import kernels
 from classgrad.gradients._layout import ClassLayout
 from classgrad.gradients._sheet import Block, Sheet
 
+HALF = (torch.float16, torch.bfloat16)
+"""Dtypes in which sums over classes and examples would lose too much."""
+
 SMALL = 2**14
 """Elements up to which gradients are put side by side: copying them costs less than an operation of their own."""
 
@@ -173,7 +176,7 @@ def _cat(parts: list[Tensor]) -> Tensor:
 
 def promote(values: Tensor) -> Tensor:
     """Return half-precision values as float32, others as they are."""
-    return values.float() if values.dtype in (torch.float16, torch.bfloat16) else values
+    return values.float() if values.dtype in HALF else values
 
 
 def rows(values: Tensor) -> Tensor:

@@ -37,15 +37,18 @@ def write(
     for p, part in direction.items():
         if scaled:
             part = part.to_dense() * scale + torch.where(step.finite.all(), 0.0, torch.inf)
-        part = part.to(p.dtype)
-        if p in sparse and not part.is_sparse:
-            part = part.to_sparse(1)
-        elif not part.is_sparse and part.stride() != p.stride():
-            part = torch.empty_like(p).copy_(part)  # as autograd lays them out; fused optimizers go by it unasked
+        if part.dtype != p.dtype:
+            part = part.to(p.dtype)
+        if not part.is_sparse:
+            if sparse and p in sparse:
+                part = part.to_sparse(1)
+            elif part.stride() != p.stride():
+                part = torch.empty_like(p).copy_(part)  # as autograd lays them out; fused optimizers go by it unasked
         if p.grad is None:
             p.grad = part
         else:
             p.grad += part
-        for hook in (p._post_accumulate_grad_hooks or {}).values():
-            hook(p)
+        if p._post_accumulate_grad_hooks:
+            for hook in p._post_accumulate_grad_hooks.values():
+                hook(p)
     return step

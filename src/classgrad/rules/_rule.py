@@ -64,5 +64,4 @@ def inverse(values: Tensor, where: Tensor) -> Tensor:
     >>> inverse(torch.tensor([2.0, 0.0]), torch.tensor([True, False]))
     tensor([0.5000, 0.0000])
     """
-    elsewhere = ~where
-    return values.masked_fill(elsewhere, 1).reciprocal().masked_fill(elsewhere, 0)
+    return values.masked_fill(~where, math.inf).reciprocal()

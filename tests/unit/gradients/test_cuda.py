@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from classgrad import Bisect, ClassGradients, Normalize, Rescale, Sum
+from classgrad.gradients import CapturedStep
 from classgrad.gradients._layout import class_layout
 
 from ._reference import batch, cross_entropy, flat_grad, flat_gradients, loss_of, small_net, unit_sum
@@ -233,3 +234,16 @@ def test_a_recording_that_does_not_say_which_kind_is_exact():
     assert step.norms is not None
     gradients = flat_gradients(cross_entropy(model(x), y), y, model.parameters())
     torch.testing.assert_close(flat_grad(model), unit_sum(gradients), rtol=1e-9, atol=1e-12)
+
+
+def test_the_first_step_is_that_of_the_replays_to_the_last_bit():
+    """It is made operation by operation, where other ways would be worth their while: a run that goes on must not."""
+    model = nn.Sequential(nn.Linear(4608, 512), nn.LayerNorm(512), nn.Linear(512, 2)).cuda()
+    x, y = torch.randn(128, 4608, device="cuda"), torch.arange(2, device="cuda").repeat_interleave(64)
+    step = CapturedStep(ClassGradients(model, classes=2), lambda x, y: cross_entropy(model(x), y))
+    found = []
+    for _ in range(3):
+        step(x, y, like="all")
+        found.append(flat_grad(model).clone())
+    assert torch.equal(found[0], found[1])
+    assert torch.equal(found[1], found[2])

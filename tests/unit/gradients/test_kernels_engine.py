@@ -45,9 +45,14 @@ def network():
 @pytest.mark.parametrize("format", [torch.contiguous_format, torch.channels_last])
 @pytest.mark.parametrize(("rows", "ghost"), [(0, True), (10**9, False), (10**9, True)])
 def test_directions_and_norms(sizes, shuffled, rows, ghost, format, monkeypatch):
-    """``rows`` decides whether convolutions go by their kernel, ``ghost`` whether class gradients are made at all."""
+    """``rows`` decides whether convolutions go by their kernel, ``ghost`` whether class gradients are made at all.
+
+    And whether the kernel for layer normalization makes the input's gradient too.
+    """
     monkeypatch.setattr(kernels, "available", lambda tensor: tensor.dtype == torch.float32)
     monkeypatch.setattr("classgrad.gradients._cost._KERNEL_ROWS", rows)
+    monkeypatch.setattr("classgrad.gradients._cost._ROWS_CALLS", 0)
+    monkeypatch.setattr("classgrad.gradients._taps._FEW", 0 if ghost else 10**9)
     for layer in ("_linear", "_conv"):
         monkeypatch.setattr(f"classgrad.gradients.layers.{layer}.ghost_is_cheaper", lambda *_, **__: ghost)
     monkeypatch.setattr("classgrad.gradients.layers._conv.rows_are_cheaper", lambda *_: True)

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 if find_spec("triton") is None:
     pytest.skip("needs Triton, which comes with torch's builds for CUDA", allow_module_level=True)
 
-from ._kernels import DEVICE, SIZES, close, drawn
+from ._kernels import DEVICE, SIZES, by_class, close, drawn
 
 from classgrad.gradients import kernels  # isort: skip
 from classgrad.gradients.kernels import _products as products  # isort: skip
@@ -113,6 +113,33 @@ def test_input_and_output_gradient_may_lie_in_memory_each_in_its_way(blocks):
     segments = kernels.Segments(sizes, DEVICE)
     for pair in ((a, _last(b)), (_last(a), b)):
         close(kernels.conv_products(*pair, segments, **settings, precision="ieee", blocks=blocks), wanted)
+
+
+@pytest.mark.parametrize("programs", [1, 10_000])
+@pytest.mark.parametrize("format", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("sizes", [[4, 4], [7, 1, 0, 3]])
+def test_convolutions_gather_examples_that_are_not_in_class_order(sizes, format, programs, monkeypatch):
+    monkeypatch.setattr(products, "_PROGRAMS", programs)
+    a, b, wanted, settings = convolution(sizes, CONVOLUTIONS["3x3"], format)
+    segments, order = kernels.Segments(sizes, DEVICE), torch.randperm(len(a), device=DEVICE)
+    shuffled = [torch.empty_like(v).index_copy_(0, order, v) for v in (a, b)]
+    for blocks in (ONE_TAP, ALL_TAPS):
+        how = {"precision": "ieee", "blocks": blocks}
+        close(kernels.conv_products(*shuffled, segments, **settings, **how, order=order), wanted)
+        close(kernels.conv_products(a, b, segments, **settings, **how), wanted)
+
+
+@pytest.mark.parametrize("programs", [1, 10_000])
+@pytest.mark.parametrize("positions", [1, 5])
+@pytest.mark.parametrize("sizes", [[4, 4], [7, 1, 0, 3]])
+def test_rows_are_gathered_that_are_not_in_class_order(sizes, positions, programs, monkeypatch):
+    monkeypatch.setattr(products, "_PROGRAMS", programs)
+    a, b = drawn(sum(sizes), positions, 7), drawn(sum(sizes), positions, 18) - 1
+    wanted = by_class(torch.einsum("nto,ntd->nod", b.double(), a.double()), sizes).flatten(1)
+    segments, order = kernels.Segments(sizes, DEVICE), torch.randperm(len(a), device=DEVICE)
+    shuffled = [torch.empty_like(v).index_copy_(0, order, v) for v in (a, b)]
+    close(kernels.linear_products(*shuffled, segments, precision="ieee", order=order), wanted)
+    close(kernels.linear_products(a, b, segments, precision="ieee"), wanted)
 
 
 def _last(values):

@@ -4,11 +4,12 @@
 
 from __future__ import annotations
 
+import torch
 import triton.language as tl
 from torch import Tensor
 
-from classgrad.gradients.kernels._launch import cdiv, launched, next_power_of_2
-from classgrad.gradients.kernels._segments import VARYING, Segments, locate, location, sum_slots
+from classgrad.gradients.kernels._launch import Launch, cdiv, launched, next_power_of_2
+from classgrad.gradients.kernels._segments import VARYING, Chunks, Segments, locate, location, sum_slots
 
 
 @launched(do_not_specialize=VARYING)
@@ -77,7 +78,15 @@ def class_row_sums(b: Tensor, segments: Segments) -> Tensor:
         return b[:, 0]
     if b.stride(2) != 1 or b.stride(0) != b.shape[1] * b.stride(1):
         b = b.contiguous()
-    _, positions, width = b.shape
+    chunks, launch = segments.settled(_settle_rows, b.shape, b.stride(1))
+    parts = b.new_empty(chunks.slots, b.shape[2])
+    if parts.numel():
+        launch(b, parts, segments.offsets)
+    return sum_slots(parts, segments, chunks)
+
+
+def _settle_rows(segments: Segments, shape: torch.Size, row_stride: int) -> tuple[Chunks, Launch]:
+    _, positions, width = shape
     columns = min(128, next_power_of_2(width))
     block = max(1, 2048 // columns)
     blocks = cdiv(width, columns)
@@ -85,19 +94,16 @@ def class_row_sums(b: Tensor, segments: Segments) -> Tensor:
     while size < 16 * block and segments.examples * positions * blocks > 1024 * size:
         size *= 2
     chunks = segments.cut(positions, size)
-    parts = b.new_empty(chunks.slots, width)
-    if parts.numel():
-        _sum_rows[(chunks.slots, blocks)](
-            b,
-            parts,
-            width,
-            b.stride(1),
-            **location(segments, chunks),
-            ROWS=block,
-            WIDTH=columns,
-            num_warps=4,
-        )
-    return sum_slots(parts, segments, chunks)
+    launch = _sum_rows.settle(
+        (chunks.slots, blocks),
+        width=width,
+        row_stride=row_stride,
+        **location(segments, chunks),
+        ROWS=block,
+        WIDTH=columns,
+        num_warps=4,
+    )
+    return chunks, launch
 
 
 def class_channel_sums(b: Tensor, segments: Segments) -> Tensor:
@@ -107,7 +113,15 @@ def class_channel_sums(b: Tensor, segments: Segments) -> Tensor:
     if b.dim() == 2:
         return class_row_sums(b[:, None], segments)
     b = b.contiguous()
-    width, positions = b.shape[1], b.shape[2:].numel()
+    chunks, launch = segments.settled(_settle_positions, b.shape)
+    parts = b.new_empty(chunks.slots, b.shape[1])
+    if parts.numel():
+        launch(b, parts, segments.offsets)
+    return sum_slots(parts, segments, chunks)
+
+
+def _settle_positions(segments: Segments, shape: torch.Size) -> tuple[Chunks, Launch]:
+    width, positions = shape[1], shape[2:].numel()
     columns = min(1024, next_power_of_2(positions))
     channels = min(next_power_of_2(width), max(1, 2048 // columns))
     blocks = cdiv(width, channels)
@@ -115,16 +129,13 @@ def class_channel_sums(b: Tensor, segments: Segments) -> Tensor:
     while size < 16 and segments.examples * blocks > 1024 * size:
         size *= 2
     chunks = segments.cut(1, size)
-    parts = b.new_empty(chunks.slots, width)
-    if parts.numel():
-        _sum_positions[(chunks.slots, blocks)](
-            b,
-            parts,
-            width,
-            positions,
-            **location(segments, chunks),
-            WIDTH=channels,
-            POSITIONS=columns,
-            num_warps=max(1, min(4, channels * columns // 256)),
-        )
-    return sum_slots(parts, segments, chunks)
+    launch = _sum_positions.settle(
+        (chunks.slots, blocks),
+        width=width,
+        positions=positions,
+        **location(segments, chunks),
+        WIDTH=channels,
+        POSITIONS=columns,
+        num_warps=max(1, min(4, channels * columns // 256)),
+    )
+    return chunks, launch

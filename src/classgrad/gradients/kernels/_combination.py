@@ -4,11 +4,13 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import torch
 import triton.language as tl
 from torch import Tensor
 
-from classgrad.gradients.kernels._launch import cdiv, launched, next_power_of_2
+from classgrad.gradients.kernels._launch import KEPT, Launch, cdiv, launched, next_power_of_2
 
 _PROGRAMS = 528
 """Programs that keep a large GPU busy."""
@@ -78,12 +80,17 @@ def weigh_rows(values: Tensor, factors: Tensor, *, scaled: bool) -> Tensor:
     These are not read at all: they may hold inf or NaN. ``values`` are contiguous or channels-last.
     """
     out = torch.empty_like(values)
-    block = 1024
-    if values.numel():
-        _weigh_rows[(cdiv(values.numel(), block),)](
-            values, factors, out, values[0].numel(), values.numel(), SCALED=scaled, WIDTH=block, num_warps=4
-        )
+    if size := values.numel():
+        _settle_rows(size, size // len(values), scaled)(values, factors, out)
     return out
+
+
+@lru_cache(KEPT)
+def _settle_rows(size: int, width: int, scaled: bool) -> Launch:
+    block = 1024
+    grid = (cdiv(size, block),)
+    launch: Launch = _weigh_rows.settle(grid, width=width, size=size, SCALED=scaled, WIDTH=block, num_warps=4)
+    return launch
 
 
 def weighted_sum(kept: Tensor, weights: Tensor, out: Tensor | None = None) -> Tensor:
@@ -95,47 +102,67 @@ def weighted_sum(kept: Tensor, weights: Tensor, out: Tensor | None = None) -> Te
     out = kept.new_empty(width) if out is None else out
     if not width:
         return out
+    shares, launch = _settle_sum(classes, width, kept.stride(0), weights.stride(0))
+    target = out if shares == 1 else kept.new_empty(shares, width)
+    launch(kept, weights, target)
+    return out if shares == 1 else torch.sum(target, 0, out=out)
+
+
+@lru_cache(KEPT)
+def _settle_sum(classes: int, width: int, row_stride: int, unit: int) -> tuple[int, Launch]:
     group = min(8, next_power_of_2(max(1, classes)))
     block = 512 if group > 4 else 1024
     columns = cdiv(width, block)
     share = max(_LEAST_SHARE, cdiv(cdiv(classes, max(1, _PROGRAMS // columns)), group) * group)
     shares = max(1, cdiv(classes, share))
-    target = out if shares == 1 else kept.new_empty(shares, width)
-    _weighted_sum[(columns, shares)](
-        kept,
-        weights,
-        target,
-        classes,
-        share,
-        width,
-        kept.stride(0),
-        weights.stride(0),
+    launch = _weighted_sum.settle(
+        (columns, shares),
+        classes=classes,
+        share=share,
+        width=width,
+        row_stride=row_stride,
+        unit=unit,
         CLASSES=group,
         WIDTH=block,
         num_warps=4,
     )
-    return out if shares == 1 else torch.sum(target, 0, out=out)
+    return shares, launch
 
 
 def row_square_norms(kept: Tensor) -> Tensor:
     """Return ‖kept_l‖² of the rows (L, P), summed in single precision within blocks and in double over them."""
     classes, width = kept.shape
-    block, repeats = 2048, 4
-    blocks = cdiv(width, block * repeats)
-    parts = torch.empty(classes, max(1, blocks), device=kept.device)
     if not kept.numel():
         return kept.new_zeros(classes)
-    _square_sums[(blocks, classes)](
-        kept, parts, width, kept.stride(0), blocks, WIDTH=block, REPEATS=repeats, num_warps=4
-    )
+    blocks, launch = _settle_squares(classes, width, kept.stride(0))
+    parts = kept.new_empty(classes, blocks)
+    launch(kept, parts)
     return sum_parts(parts)
+
+
+@lru_cache(KEPT)
+def _settle_squares(classes: int, width: int, row_stride: int) -> tuple[int, Launch]:
+    block, repeats = 2048, 4
+    blocks = cdiv(width, block * repeats)
+    grid = (blocks, classes)
+    launch = _square_sums.settle(
+        grid, width=width, row_stride=row_stride, blocks=blocks, WIDTH=block, REPEATS=repeats, num_warps=4
+    )
+    return blocks, launch
 
 
 def sum_parts(parts: Tensor) -> Tensor:
     """Sum each row (L, B) in double precision: (L)."""
     classes, blocks = parts.shape
     out = parts.new_empty(classes)
-    _sum_parts[(classes,)](
-        parts, out, blocks, BLOCKS=min(1024, next_power_of_2(blocks)), num_warps=4 if blocks > 64 else 1
-    )
+    _settle_parts(classes, blocks)(parts, out)
     return out
+
+
+@lru_cache(KEPT)
+def _settle_parts(classes: int, blocks: int) -> Launch:
+    warps = 4 if blocks > 64 else 1
+    launch: Launch = _sum_parts.settle(
+        (classes,), blocks=blocks, BLOCKS=min(1024, next_power_of_2(blocks)), num_warps=warps
+    )
+    return launch

@@ -13,8 +13,8 @@ import triton.language as tl
 from torch import Tensor
 
 from classgrad.gradients.kernels._combination import sum_parts
-from classgrad.gradients.kernels._launch import cdiv, launched
-from classgrad.gradients.kernels._segments import VARYING, Segments, locate, location, sum_slots
+from classgrad.gradients.kernels._launch import Launch, cdiv, launched
+from classgrad.gradients.kernels._segments import VARYING, Chunks, Segments, locate, location, sum_slots
 
 
 @triton.jit
@@ -68,24 +68,30 @@ def _pairs(
 def ghost_norms(a: Tensor, b: Tensor, segments: Segments, tile: int, *, precision: str = "tf32") -> Tensor:
     """Return ‖Σ b_iᵀ a_i‖² (L) over the rows of ``a`` (N, T, D) and ``b`` (N, T, O), grouped by class."""
     a, b = a.contiguous(), b.contiguous()
-    positions = a.shape[1]
-    chunks = segments.cut(positions, tile)
-    ahead = max(1, cdiv(segments.largest * positions, tile))
-    parts = a.new_empty(chunks.slots, ahead)
     if not a.numel():
         return a.new_zeros(len(segments))
-    _pairs[(chunks.slots, ahead)](
-        a,
-        b,
-        parts,
-        a.shape[2],
-        b.shape[2],
-        ahead,
+    chunks, ahead, launch = segments.settled(_settle, a.shape, b.shape[2], tile, precision)
+    parts = a.new_empty(chunks.slots, ahead)
+    launch(a, b, parts, segments.offsets)
+    return sum_parts(sum_slots(parts, segments, chunks))
+
+
+def _settle(
+    segments: Segments, a: tuple[int, ...], outer: int, tile: int, precision: str
+) -> tuple[Chunks, int, Launch]:
+    """Return how the rows are cut, how many tiles of a class come after each, and the launch."""
+    _, positions, inner = a
+    chunks = segments.cut(positions, tile)
+    ahead = max(1, cdiv(segments.largest * positions, tile))
+    launch = _pairs.settle(
+        (chunks.slots, ahead),
+        inner=inner,
+        outer=outer,
+        ahead=ahead,
         **location(segments, chunks),
         PRECISION=precision,
         TILE=tile,
         DEPTH=32,
         num_warps=4,
-        num_stages=3,
     )
-    return sum_parts(sum_slots(parts, segments, chunks))
+    return chunks, ahead, launch

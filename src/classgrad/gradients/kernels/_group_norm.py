@@ -9,11 +9,13 @@ too large for that are summed first and read again.
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import torch
 import triton.language as tl
 from torch import Tensor
 
-from classgrad.gradients.kernels._launch import cdiv, launched, next_power_of_2
+from classgrad.gradients.kernels._launch import KEPT, Launch, cdiv, launched, next_power_of_2
 
 _ELEMENTS = 32768
 """The most elements of x that a program holds."""
@@ -154,38 +156,45 @@ def group_norm_backward(
     ``x`` and ``dy`` (N, C, ...) are contiguous or channels-last, ``mean`` and ``rstd`` (N, groups) as torch saves them.
     """
     dy, x, shape = _laid_out(dy, x)
-    channels, positions = shape["CHANNELS"], shape["POSITIONS"]
-    group = channels // groups
-    total = x.shape[0] * channels
     dx = torch.empty_like(x)
+    launch = _settle(len(x), *shape.values(), groups, weight is not None)
+    if launch is None:
+        return (dx, *_in_two_passes(dy, x, mean, rstd, weight, groups, dx, shape))
+    weight_sums, bias_sums = x.new_empty(x.shape[:2]), x.new_empty(x.shape[:2])
+    launch(dy, x, mean, rstd, weight, dx, weight_sums, bias_sums)
+    return dx, weight_sums, bias_sums
+
+
+@lru_cache(KEPT)
+def _settle(
+    examples: int, channels: int, positions: int, step_c: int, step_p: int, groups: int, affine: bool
+) -> Launch | None:
+    """Return the launch that takes whole groups, None if they are too large for that."""
+    group = channels // groups
+    total = examples * channels
     columns = next_power_of_2(positions)
     single = group & (group - 1) == 0 and group * columns <= _ELEMENTS
     if not single or not total:
-        return (dx, *_in_two_passes(dy, x, mean, rstd, weight, groups, dx, shape))
-    weight_sums, bias_sums = x.new_empty(x.shape[:2]), x.new_empty(x.shape[:2])
+        return None
     # neighbours in memory are channels where they come last: then a program needs some of them
-    least = max(group, 16) if shape["STEP_C"] == 1 and positions > 1 else group
+    least = max(group, 16) if step_c == 1 and positions > 1 else group
     rows = max(group, min(least, _ELEMENTS // columns), _TILE // columns)
     while rows > least and rows * columns > 1024 and total < 512 * rows:  # a small batch should fill the device too
         rows //= 2
-    _whole_groups[(cdiv(total, rows),)](
-        dy,
-        x,
-        mean,
-        rstd,
-        weight,
-        dx,
-        weight_sums,
-        bias_sums,
-        total,
-        **shape,
+    launch: Launch = _whole_groups.settle(
+        (cdiv(total, rows),),
+        total=total,
+        CHANNELS=channels,
+        POSITIONS=positions,
+        STEP_C=step_c,
+        STEP_P=step_p,
         GROUP=group,
-        AFFINE=weight is not None,
+        AFFINE=affine,
         ROWS=rows,
         COLUMNS=columns,
         num_warps=max(1, min(32, rows * columns // 512)),
     )
-    return dx, weight_sums, bias_sums
+    return launch
 
 
 def group_norm_sums(dy: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, groups: int) -> tuple[Tensor, Tensor]:
@@ -260,9 +269,11 @@ def _tile(shape: dict[str, int]) -> tuple[int, int]:
 def _laid_out(dy: Tensor, x: Tensor) -> tuple[Tensor, Tensor, dict[str, int]]:
     """Return both in one dense layout, channels last where x has them there, and the steps of its dimensions."""
     channels, positions = x.shape[1], x.shape[2:].numel()
-    last = x.dim() in (4, 5) and not x.is_contiguous() and x.is_contiguous(memory_format=_channels_last(x))
-    memory_format = _channels_last(x) if last else torch.contiguous_format
-    x, dy = x.contiguous(memory_format=memory_format), dy.contiguous(memory_format=memory_format)
+    plain = x.is_contiguous()
+    last = not plain and x.dim() in (4, 5) and x.is_contiguous(memory_format=_channels_last(x))
+    if not (plain and dy.is_contiguous()):
+        memory_format = _channels_last(x) if last else torch.contiguous_format
+        x, dy = x.contiguous(memory_format=memory_format), dy.contiguous(memory_format=memory_format)
     step_c, step_p = (1, channels) if last else (positions, 1)
     return dy, x, {"CHANNELS": channels, "POSITIONS": positions, "STEP_C": step_c, "STEP_P": step_p}
 

@@ -2,7 +2,8 @@
 
 Triton looks at every argument of every launch to find the compiled kernel that suits it. What it looks at are types,
 the values of numbers and whether pointers are multiples of 16, so a launch whose arguments are alike in these takes the
-same compiled kernel, which can be launched as it is.
+same compiled kernel, which can be launched as it is. Where all of a launch but its tensors follows from shapes, it is
+settled once (:class:`Launch`) and the tensors are all that is looked at.
 """
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, misc, untyped-decorator"
@@ -17,7 +18,7 @@ import torch
 import triton
 from torch import Tensor
 
-_KEPT = 4096
+KEPT = 4096
 """Launches that are known again."""
 
 
@@ -32,19 +33,87 @@ class Kernel:
     def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
         return partial(self._launch, grid)
 
+    def settle(self, grid: tuple[int, ...], *, num_warps: int, num_stages: int = 3, **numbers: Any) -> Launch:
+        """Return a launch of which only the tensors are open: all arguments but these are given, by name."""
+        return Launch(self, grid, num_warps, num_stages, numbers)
+
     def _launch(self, grid: tuple[int, ...], *args: Any, num_warps: int, num_stages: int = 3, **options: Any) -> None:
-        values = (*args, *[options[name] for name in self._names[len(args) :]])
-        device = torch.cuda.current_device() if args[0].is_cuda else None
+        self.launch(grid, (*args, *[options[name] for name in self._names[len(args) :]]), num_warps, num_stages)
+
+    def launch(self, grid: tuple[int, ...], values: Sequence[Any], num_warps: int, num_stages: int) -> Any:
+        """Launch on all arguments in their order; return what was compiled for them, None if nothing was."""
+        device = torch.cuda.current_device() if values[0].is_cuda else None
         key = (device, num_warps, num_stages, *[_kind(v) if isinstance(v, Tensor) else v for v in values])
         compiled = self._known.get(key)
         if compiled is not None:
             compiled[(*grid, 1, 1)[:3]](*values)
-            return
+            return compiled
         compiled = self._function[grid](*values, num_warps=num_warps, num_stages=num_stages)
         if compiled is not None:  # as it is in Triton's interpreter, which compiles nothing
-            if len(self._known) >= _KEPT:
+            if len(self._known) >= KEPT:
                 self._known.clear()
             self._known[key] = compiled
+        return compiled
+
+    @property
+    def names(self) -> Sequence[str]:
+        """The arguments in their order."""
+        return self._names
+
+
+class Launch:
+    """A kernel with its grid and all numbers, to be called with its tensors in their order."""
+
+    def __init__(
+        self, kernel: Kernel, grid: tuple[int, ...], num_warps: int, num_stages: int, numbers: dict[str, Any]
+    ) -> None:
+        self._kernel = kernel
+        self._grid = grid
+        self._full_grid = (*grid, 1, 1)[:3]
+        self._options = (num_warps, num_stages)
+        self._values = [numbers.get(name) for name in kernel.names]
+        self._places = [i for i, name in enumerate(kernel.names) if name not in numbers]
+        self._known: dict[object, Any] = {}
+
+    def __call__(self, first: Tensor, *others: Tensor | None) -> None:
+        """Launch on these tensors."""
+        tensors = (first, *others)
+        device = _current_device() if first.is_cuda else None
+        pointers = [None if t is None else t.data_ptr() for t in tensors]
+        key = (device, *[None if t is None else t.dtype for t in tensors], *[p and p % 16 for p in pointers])
+        compiled = self._known.get(key)
+        values = self._values.copy()
+        if compiled is None:
+            for place, tensor in zip(self._places, tensors, strict=True):
+                values[place] = tensor
+            compiled = self._kernel.launch(self._grid, values, *self._options)
+            if compiled is not None:
+                self._known[key] = compiled
+            return
+        for place, pointer in zip(self._places, pointers, strict=True):
+            values[place] = pointer  # a number does for a tensor, and is taken as it is
+        if device is None or _watched():
+            compiled[self._full_grid](*values)
+        else:
+            # what that does, without telling those of it who asked to hear of launches: nobody did
+            ready = (_stream(device), compiled.function, compiled.packed_metadata, None, None, None)
+            compiled.run(*self._full_grid, *ready, *values)
+
+
+# torch.cuda.current_device and the current stream's number, without the question whether CUDA was used before
+_current_device: Any = getattr(torch._C, "_cuda_getDevice", None)
+_stream: Any = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+
+
+def _watched() -> bool:
+    """Whether somebody hears of launches, or Triton is not of the version whose way to launch is known here."""
+    if not _KNOWN_TRITON:
+        return True
+    runtime = triton.knobs.runtime
+    return bool(runtime.launch_enter_hook.calls or runtime.launch_exit_hook.calls)
+
+
+_KNOWN_TRITON = triton.__version__.startswith("3.6.")
 
 
 def launched(function: Callable[..., None] | None = None, *, do_not_specialize: Sequence[str] = ()) -> Any:

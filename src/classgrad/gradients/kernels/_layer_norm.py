@@ -12,7 +12,7 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
-from classgrad.gradients.kernels._launch import launched, next_power_of_2
+from classgrad.gradients.kernels._launch import Launch, launched, next_power_of_2
 from classgrad.gradients.kernels._segments import VARYING, Chunks, Segments, locate, location, sum_slots
 
 
@@ -127,31 +127,40 @@ def _run(
 ) -> tuple[Tensor | None, Tensor]:
     """Return dx and the classes' sums for the weight and, if there is a mean, next to them those for the bias."""
     dy, x = dy.contiguous(), x.contiguous()
-    per_example = x.shape[1:].numel() // width
-    chunks, rows = _cut(segments, per_example, width)
+    given = (mean is not None, rstd is not None, weight is not None, with_input)
+    chunks, launch = segments.settled(_settle, x.shape, width, float(eps), *given)
     dx = torch.empty_like(x) if with_input else None
     parts = x.new_empty(chunks.slots, width if mean is None else 2 * width)
+    launch(dy, x, mean, rstd, weight, dx, parts, segments.offsets)
+    return dx, sum_slots(parts, segments, chunks)
+
+
+def _settle(
+    segments: Segments,
+    shape: torch.Size,
+    width: int,
+    eps: float,
+    centred: bool,
+    saved: bool,
+    affine: bool,
+    with_input: bool,
+) -> tuple[Chunks, Launch]:
+    chunks, rows = _cut(segments, shape[1:].numel() // width, width)
     block = next_power_of_2(width)
-    _backward[(chunks.slots,)](
-        dy,
-        x,
-        mean,
-        rstd,
-        weight,
-        dx,
-        parts,
-        width,
-        float(eps),
+    launch = _backward.settle(
+        (chunks.slots,),
+        width=width,
+        eps=eps,
         **location(segments, chunks),
-        CENTRED=mean is not None,
-        SAVED=rstd is not None,
-        AFFINE=weight is not None,
+        CENTRED=centred,
+        SAVED=saved,
+        AFFINE=affine,
         INPUT=with_input,
         ROWS=rows,
         WIDTH=block,
         num_warps=max(1, min(16, rows * block // 512)),
     )
-    return dx, sum_slots(parts, segments, chunks)
+    return chunks, launch
 
 
 def _cut(segments: Segments, per_example: int, width: int) -> tuple[Chunks, int]:

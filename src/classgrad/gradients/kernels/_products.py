@@ -11,9 +11,10 @@ gradient itself (or only its sum of squares); else the chunks' tiles go to a wor
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from typing import NamedTuple
 
 import triton.language as tl
 from torch import Tensor
@@ -21,9 +22,10 @@ from torch.nn import functional as F
 
 from classgrad.gradients.kernels import lies_by_examples
 from classgrad.gradients.kernels._combination import sum_parts
-from classgrad.gradients.kernels._launch import cdiv, launched, next_power_of_2
+from classgrad.gradients.kernels._launch import Launch, cdiv, launched, next_power_of_2
 from classgrad.gradients.kernels._segments import (
     VARYING,
+    Chunks,
     Segments,
     locate,
     location,
@@ -42,6 +44,7 @@ def _products(
     a,
     b,
     out,
+    order,
     outer,
     channels,
     height,
@@ -74,6 +77,7 @@ def _products(
     TAPS: tl.constexpr,
     FIRST: tl.constexpr,
     PADDED: tl.constexpr,
+    ORDERED: tl.constexpr,
     NORMS: tl.constexpr,
     WIDE: tl.constexpr,
     PRECISION: tl.constexpr,
@@ -83,7 +87,8 @@ def _products(
 ):
     """Columns are channels at one tap that the program is given (TAPS), or all pairs of channel and tap.
 
-    The gradient is written as (tap, outer, channel) if FIRST, else as torch has it, (outer, channel, tap).
+    The gradient is written as (tap, outer, channel) if FIRST, else as torch has it, (outer, channel, tap). If ORDERED
+    the examples are not grouped by class and ``order`` says where those of the classes are.
     """
     area = kernel_h * kernel_w
     columns = channels if TAPS else channels * area
@@ -118,6 +123,8 @@ def _products(
         p = k % POSITIONS
         y = p // LINE * stride_h
         x = p % LINE * stride_w
+        if ORDERED:
+            example = tl.load(order + example, mask=here, other=0).to(tl.int32)
         if WIDE:
             example = example.to(tl.int64)
         there = here[:, None] & n_inside[None, :]
@@ -159,12 +166,30 @@ class Blocks:
     """Whether the input is padded in memory first, which spares the gathering its tests for the border."""
 
 
+class _Settled(NamedTuple):
+    """A product of which only the tensors are open."""
+
+    launch: Launch
+    chunks: Chunks
+    target: tuple[int, int] | None
+    """The shape of what the launch writes to, None if that is what is asked for."""
+    norms: bool
+    area: int
+
+    def run(self, a: Tensor, b: Tensor, segments: Segments, out: Tensor | None, order: Tensor | None = None) -> Tensor:
+        """Make the product, in ``out`` if it is given."""
+        target = out if self.target is None else b.new_empty(self.target)
+        assert target is not None
+        self.launch(a, b, target, order, segments.offsets)
+        if self.norms:
+            return sum_parts(target if self.chunks.whole else square_slots(target, segments, self.chunks))
+        return target if self.chunks.whole else sum_slots(target, segments, self.chunks, out, area=self.area)
+
+
 @dataclass(frozen=True)
 class _Product:
-    """Both sides of a product, with what the kernel must know of their places in memory."""
+    """The shape of a product, with what the kernel must know of the places of both sides in memory."""
 
-    a: Tensor
-    b: Tensor
     outer: int
     channels: int
     size: tuple[int, int]
@@ -177,20 +202,22 @@ class _Product:
     rows_per_example: int
     positions: int
     line: int
+    wide: bool
 
     @property
     def area(self) -> int:
         return self.kernel[0] * self.kernel[1]
 
-    def run(
+    def settle(
         self,
         segments: Segments,
         blocks: Blocks,
         precision: str,
         norms: bool,
-        out: Tensor | None,
+        out_stride: int | None,
+        ordered: bool = False,
         taps_first: bool = True,
-    ) -> Tensor:
+    ) -> _Settled:
         columns = self.channels if blocks.taps else self.channels * self.area
         tiles = cdiv(self.outer, blocks.m) * cdiv(columns, blocks.n) * (self.area if blocks.taps else 1)
         chunks = segments.cut(self.rows_per_example, self._chunk(segments, tiles, blocks.k))
@@ -198,16 +225,12 @@ class _Product:
         direct = chunks.whole
         # where channels are neighbours in memory, so they are in a tile, and what goes to the workspace is turned later
         first = taps_first or (not direct and (blocks.taps or self.a_strides[1] == 1))
-        if direct and norms:
-            target = self.b.new_empty(len(segments), tiles)
-        elif direct:
-            target = self.b.new_empty(len(segments), size) if out is None else out
+        if direct:
+            rows, columns = len(segments), tiles if norms else size
         else:
-            target = self.b.new_empty(chunks.slots, size)
-        _products[(tiles * chunks.slots,)](
-            self.a,
-            self.b,
-            target,
+            rows, columns = chunks.slots, size
+        given = direct and not norms and out_stride is not None
+        numbers = (
             self.outer,
             self.channels,
             *self.size,
@@ -217,15 +240,20 @@ class _Product:
             *self.stride,
             *self.padding,
             *self.dilation,
-            target.stride(0),
+            out_stride if given else columns,
+        )
+        launch = _products.settle(
+            (tiles * chunks.slots,),
+            **dict(zip(_products.names[4:], numbers, strict=False)),
             **location(segments, chunks),
             POSITIONS=self.positions,
             LINE=self.line,
             TAPS=blocks.taps,
             FIRST=first,
             PADDED=any(self.padding),
+            ORDERED=ordered,
             NORMS=norms and direct,
-            WIDE=max(self.a.numel(), self.b.numel()) >= 2**31,
+            WIDE=self.wide,
             PRECISION=precision,
             BM=blocks.m,
             BN=blocks.n,
@@ -233,10 +261,8 @@ class _Product:
             num_warps=blocks.warps,
             num_stages=blocks.stages,
         )
-        if norms:
-            return sum_parts(target if direct else square_slots(target, segments, chunks))
         area = self.area if first and not taps_first else 1
-        return target if direct else sum_slots(target, segments, chunks, out, area=area)
+        return _Settled(launch, chunks, None if given else (rows, columns), norms, area)
 
     def _chunk(self, segments: Segments, tiles: int, k: int) -> int:
         """Return how many rows of a class a program takes: all, unless too few programs would be busy."""
@@ -259,30 +285,54 @@ def conv_products(
     precision: str = "tf32",
     norms: bool = False,
     out: Tensor | None = None,
+    order: Tensor | None = None,
     taps_first: bool = False,
     blocks: Blocks | None = None,
 ) -> Tensor:
     """Return the classes' weight gradients of a two-dimensional convolution without groups, (L, O · C · kernel).
 
-    ``a`` (N, C, H, W) and ``b`` (N, O, ...) are grouped by class, each contiguous or channels-last. With ``norms``
+    ``a`` (N, C, H, W) and ``b`` (N, O, ...) are each contiguous or channels-last and grouped by class, or ``order``
+    (N, int64) is what would bring them into class order: then they are gathered as they are read. With ``norms``
     return only the squared norms (L). ``out`` may be given to be written to; its rows may be further apart.
     ``precision`` is "tf32" or "ieee". Gradients come as (O, C, kernel), or with ``taps_first`` as (kernel, O, C), which
     is written faster, has the same norms and may be combined as well, to be transposed when only one is left.
     """
     b = b if lies_by_examples(b) else b.contiguous()
-    blocks = blocks or conv_blocks(a, b, segments, kernel)
-    if blocks.pad and any(padding):
+    if blocks is not None and blocks.pad and any(padding):
         a, padding = F.pad(a, (padding[1], padding[1], padding[0], padding[0])), (0, 0)
-    positions, line = b.shape[2] * b.shape[3], b.shape[3]
-    last = b.stride(1) == 1 and positions > 1
+    options = (tuple(kernel), tuple(stride), tuple(padding), tuple(dilation), precision, norms, order is not None)
+    out_stride = None if out is None else out.stride(0)
+    settled = segments.settled(
+        _settle_conv, a.shape, a.stride(), b.shape, b.stride(), out_stride, *options, taps_first, blocks
+    )
+    return settled.run(a, b, segments, out, order)
+
+
+def _settle_conv(
+    segments: Segments,
+    a: tuple[int, ...],
+    a_strides: tuple[int, ...],
+    b: tuple[int, ...],
+    b_strides: tuple[int, ...],
+    out_stride: int | None,
+    kernel: tuple[int, ...],
+    stride: tuple[int, ...],
+    padding: tuple[int, ...],
+    dilation: tuple[int, ...],
+    precision: str,
+    norms: bool,
+    ordered: bool,
+    taps_first: bool,
+    blocks: Blocks | None,
+) -> _Settled:
+    positions, line = b[2] * b[3], b[3]
+    last = b_strides[1] == 1 and positions > 1
     product = _Product(
-        a,
-        b,
-        outer=b.shape[1],
-        channels=a.shape[1],
-        size=(a.shape[2], a.shape[3]),
-        a_strides=a.stride(),
-        b_strides=(b.shape[1] * positions, 1, b.shape[1]) if last else (b.shape[1] * positions, positions, 1),
+        outer=b[1],
+        channels=a[1],
+        size=(a[2], a[3]),
+        a_strides=a_strides,
+        b_strides=(b[1] * positions, 1, b[1]) if last else (b[1] * positions, positions, 1),
         kernel=(kernel[0], kernel[1]),
         stride=(stride[0], stride[1]),
         padding=(padding[0], padding[1]),
@@ -290,8 +340,10 @@ def conv_products(
         rows_per_example=positions,
         positions=positions,
         line=line,
+        wide=max(math.prod(a), math.prod(b)) >= 2**31,
     )
-    return product.run(segments, blocks, precision, norms, out, taps_first or product.area == 1)
+    blocks = blocks or conv_blocks(a, b, segments, kernel)
+    return product.settle(segments, blocks, precision, norms, out_stride, ordered, taps_first or product.area == 1)
 
 
 def linear_products(
@@ -302,48 +354,62 @@ def linear_products(
     precision: str = "tf32",
     norms: bool = False,
     out: Tensor | None = None,
+    order: Tensor | None = None,
     blocks: Blocks | None = None,
 ) -> Tensor:
     """Return the classes' sums of outer products of the rows of ``b`` (N, T, O) and ``a`` (N, T, D): (L, O · D).
 
-    Both are grouped by class; ``norms``, ``out`` and ``precision`` as for `conv_products`.
+    ``norms``, ``out``, ``order`` and ``precision`` as for `conv_products`.
     """
     a, b = a.contiguous(), b.contiguous()
+    out_stride = None if out is None else out.stride(0)
+    options = (precision, norms, order is not None, blocks)
+    return segments.settled(_settle_linear, a.shape, b.shape, out_stride, *options).run(a, b, segments, out, order)
+
+
+def _settle_linear(
+    segments: Segments,
+    a: tuple[int, ...],
+    b: tuple[int, ...],
+    out_stride: int | None,
+    precision: str,
+    norms: bool,
+    ordered: bool,
+    blocks: Blocks | None,
+) -> _Settled:
+    # where examples are gathered the rows of each are its positions, else all rows lie one after the other
+    positions = a[1] if ordered else 1
     product = _Product(
-        a,
-        b,
-        outer=b.shape[2],
-        channels=a.shape[2],
-        size=(1, 1),
-        a_strides=(a.shape[2], 1, 0, 0),
-        b_strides=(b.shape[2], 1, 0),
+        outer=b[2],
+        channels=a[2],
+        size=(1, positions),
+        a_strides=(positions * a[2], 1, 0, a[2] if ordered else 0),
+        b_strides=(positions * b[2], 1, b[2] if ordered else 0),
         kernel=(1, 1),
         stride=(1, 1),
         padding=(0, 0),
         dilation=(1, 1),
-        rows_per_example=a.shape[1],
-        positions=1,
-        line=1,
+        rows_per_example=a[1],
+        positions=positions,
+        line=positions,
+        wide=max(math.prod(a), math.prod(b)) >= 2**31,
     )
-    blocks = blocks or linear_blocks(a, b, segments)
-    return product.run(segments, blocks, precision, norms, out)
+    return product.settle(segments, blocks or linear_blocks(a, b, segments), precision, norms, out_stride, ordered)
 
 
-def conv_blocks(a: Tensor, b: Tensor, segments: Segments, kernel: Sequence[int]) -> Blocks:
-    """Return how to cut the product of a convolution, by its shape."""
-    area, rows = kernel[0] * kernel[1], segments.largest * b.shape[2] * b.shape[3]
+def conv_blocks(a: Sequence[int], b: Sequence[int], segments: Segments, kernel: Sequence[int]) -> Blocks:
+    """Return how to cut the product of a convolution, by the shapes of both sides."""
+    area, rows = kernel[0] * kernel[1], segments.largest * b[2] * b[3]
     # one tap at a time is gathered cheaply, but a class of few rows is little more than the writing of its gradient
-    taps = area == 1 or (a.shape[1] >= 32 and rows >= 256)
-    total = segments.examples * b.shape[2] * b.shape[3]
-    return _blocks(b.shape[1], a.shape[1], area, rows, total, taps)
+    taps = area == 1 or (a[1] >= 32 and rows >= 256)
+    return _blocks(b[1], a[1], area, rows, segments.examples * b[2] * b[3], taps)
 
 
-def linear_blocks(a: Tensor, b: Tensor, segments: Segments) -> Blocks:
-    """Return how to cut the product of a linear layer, by its shape."""
-    return _blocks(b.shape[2], a.shape[2], 1, segments.largest * a.shape[1], segments.examples * a.shape[1], True)
+def linear_blocks(a: Sequence[int], b: Sequence[int], segments: Segments) -> Blocks:
+    """Return how to cut the product of a linear layer, by the shapes of both sides."""
+    return _blocks(b[2], a[2], 1, segments.largest * a[1], segments.examples * a[1], True)
 
 
-@lru_cache
 def _blocks(outer: int, channels: int, area: int, rows: int, total: int, taps: bool) -> Blocks:
     k = max(16, min(32, next_power_of_2(rows)))
     few = rows <= k

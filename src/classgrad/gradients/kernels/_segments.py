@@ -10,21 +10,23 @@ is simply l · chunks + c. Sums over a class are made chunk by chunk, then over 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Sequence
 from functools import cached_property
 from itertools import accumulate
+from typing import NamedTuple, TypeVar
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from classgrad.gradients.kernels._launch import cdiv, launched, next_power_of_2
+from classgrad.gradients._memo import Memo
+from classgrad.gradients.kernels._launch import Launch, cdiv, launched, next_power_of_2
+
+T = TypeVar("T")
 
 
-@dataclass(frozen=True)
-class Chunks:
+class Chunks(NamedTuple):
     """How the rows of all classes are cut: ``uniform`` chunks per class, or 0 where their number differs."""
 
     rows_per_example: int
@@ -41,8 +43,15 @@ class Chunks:
 class Segments:
     """The numbers of examples of the classes, on the host and, as offsets (L + 1, int32), on the device."""
 
-    def __init__(self, sizes: Sequence[int], device: torch.device | str, offsets: Tensor | None = None) -> None:
+    def __init__(
+        self,
+        sizes: Sequence[int],
+        device: torch.device | str,
+        offsets: Tensor | None = None,
+        memo: Memo | None = None,
+    ) -> None:
         self.sizes = list(sizes)
+        self._memo = Memo() if memo is None else memo
         bounds = [0, *accumulate(self.sizes)]
         self.offsets = torch.tensor(bounds, dtype=torch.int32, device=device) if offsets is None else offsets
         self.examples = bounds[-1]
@@ -54,6 +63,14 @@ class Segments:
     def largest(self) -> int:
         """The most examples of a class."""
         return max(self.sizes, default=0)
+
+    def settled(self, make: Callable[..., T], *shape: Hashable) -> T:
+        """Return ``make(self, *shape)``, which depends on nothing but the sizes and the shape, as found before."""
+        key = (make, *shape)
+        found: T | None = self._memo.get(key)
+        if found is None:
+            found = self._memo[key] = make(self, *shape)
+        return found
 
     def cut(self, rows_per_example: int, size: int) -> Chunks:
         """Cut the classes into chunks of at most ``size`` rows."""
@@ -146,24 +163,28 @@ def square_slots(parts: Tensor, segments: Segments, chunks: Chunks) -> Tensor:
 
 
 def _reduce(parts: Tensor, segments: Segments, chunks: Chunks, out: Tensor, squares: bool, area: int = 1) -> Tensor:
+    launch = segments.settled(_reduction, chunks, parts.shape[1], out.stride(0), squares, area)
+    launch(parts, out, segments.offsets)
+    return out
+
+
+def _reduction(segments: Segments, chunks: Chunks, width: int, out_stride: int, squares: bool, area: int) -> Launch:
     slots, block = _width(segments, chunks)
-    _sum_slots[(len(segments), cdiv(parts.shape[1], block))](
-        parts,
-        out,
-        segments.offsets,
-        parts.shape[1],
-        out.stride(0),
-        chunks.rows_per_example,
-        chunks.uniform,
-        chunks.size,
-        area,
+    launch: Launch = _sum_slots.settle(
+        (len(segments), cdiv(width, block)),
+        width=width,
+        out_stride=out_stride,
+        rows=chunks.rows_per_example,
+        uniform=chunks.uniform,
+        chunk=chunks.size,
+        area=area,
         UNIFORM=chunks.uniform > 0,
         SQUARES=squares,
         SLOTS=slots,
         WIDTH=block,
         num_warps=4,
     )
-    return out
+    return launch
 
 
 def _width(segments: Segments, chunks: Chunks) -> tuple[int, int]:
@@ -174,9 +195,8 @@ def _width(segments: Segments, chunks: Chunks) -> tuple[int, int]:
 
 
 def location(segments: Segments, chunks: Chunks) -> dict[str, object]:
-    """Return the arguments of `locate` beside the slot."""
+    """Return the arguments of `locate` beside the slot and the offsets."""
     return {
-        "offsets": segments.offsets,
         "classes": len(segments),
         "rows": chunks.rows_per_example,
         "uniform": chunks.uniform,

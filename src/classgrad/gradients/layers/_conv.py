@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from typing import Any, cast
 
 import torch
@@ -11,13 +12,12 @@ from torch.nn import functional as F
 from torch.nn.modules.conv import _ConvNd
 
 from classgrad.gradients import kernels
-from classgrad.gradients._cost import ghost_is_cheaper, kernel_is_cheaper, rows_are_cheaper
+from classgrad.gradients._cost import ghost_is_cheaper, has_many_rows, kernel_is_cheaper, kind_of, rows_are_cheaper
 from classgrad.gradients._layout import ClassLayout
-from classgrad.gradients._products import class_products
 from classgrad.gradients._registry import LayerRule, add_rule
 from classgrad.gradients._taps import Call
 from classgrad.gradients._terms import Dense, Memory, Scratch, Sums, Term, weigh
-from classgrad.gradients.layers._linear import ExamplesTerm, fill_unequal, in_units, weighted_examples
+from classgrad.gradients.layers._linear import ExamplesTerm, in_units, weighted_examples
 
 
 def windows(x: Tensor, size: torch.Size, module: _ConvNd, scratch: Scratch) -> Tensor:
@@ -25,16 +25,27 @@ def windows(x: Tensor, size: torch.Size, module: _ConvNd, scratch: Scratch) -> T
 
     ``size`` is the number of positions per dimension. One strided view and one copy.
     """
-    steps = x.stride()[2:]
-    shape = (x.shape[0], *size, x.shape[1], *module.kernel_size)
-    strides = (
-        x.stride(0),
-        *(s * step for s, step in zip(steps, module.stride, strict=True)),
-        x.stride(1),
-        *(s * gap for s, gap in zip(steps, module.dilation, strict=True)),
-    )
+    options = (tuple(module.kernel_size), tuple(module.stride), tuple(module.dilation))
+    shape, strides, flat = _windowed(x.shape, x.stride(), size, *options)
     rows = scratch.place("rows", shape, x).copy_(x.as_strided(shape, strides, x.storage_offset()))
-    return rows.view(x.shape[0], math.prod(size), x.shape[1] * math.prod(module.kernel_size))
+    return rows.view(flat)
+
+
+Shape = tuple[int, ...]
+
+
+@lru_cache
+def _windowed(
+    x: Shape, x_strides: Shape, size: Shape, kernel: Shape, stride: Shape, dilation: Shape
+) -> tuple[Shape, Shape, Shape]:
+    """Return shape and strides of the view of all patches, and the shape of the rows they make."""
+    strides = (
+        x_strides[0],
+        *(s * step for s, step in zip(x_strides[2:], stride, strict=True)),
+        x_strides[1],
+        *(s * gap for s, gap in zip(x_strides[2:], dilation, strict=True)),
+    )
+    return (x[0], *size, x[1], *kernel), strides, (x[0], math.prod(size), x[1] * math.prod(kernel))
 
 
 class ConvTerm(ExamplesTerm):
@@ -49,13 +60,13 @@ class ConvTerm(ExamplesTerm):
         shape = module.weight.shape
         inner, outer = shape[1:].numel(), shape[0]
         positions = (a if module.transposed else b).shape[2:].numel()
-        cost = (positions, inner, outer, layout, a.device.type)
+        cost = (positions, inner, outer, layout, kind_of(a, layout))
         super().__init__(a, b, layout, shape, memory, cost, positions * inner * a.element_size())
         self.module = module
         self.padding = padding
         plain = module.groups == 1
         self.by_rows = plain and rows_are_cheaper(*self.cost)
-        self.by_kernel = plain and self._suits_kernel() and kernel_is_cheaper(positions, layout)
+        self.by_kernel = plain and self._suits_kernel() and kernel_is_cheaper(*self.cost)
 
     def _suits_kernel(self) -> bool:
         """Whether the kernel takes this convolution: in two dimensions, without gaps in memory, in TF32."""
@@ -93,7 +104,7 @@ class ConvTerm(ExamplesTerm):
 
     def _gradient(self, a: Tensor, b: Tensor) -> Tensor:
         module = self.module
-        gradient: Tensor = torch.ops.aten.convolution_backward(
+        gradient: Tensor = torch.ops.aten.convolution_backward.default(
             b,
             a,
             module.weight.detach().to(b.dtype),
@@ -110,22 +121,22 @@ class ConvTerm(ExamplesTerm):
 
     def without(self, gram: bool) -> bool:
         """Whether the ghost identity is cheaper."""
-        plain = self.module.groups == 1 and not self.by_kernel
-        return plain and ghost_is_cheaper(*self.cost, gram=gram)
+        return self.module.groups == 1 and not self._many and ghost_is_cheaper(*self.cost, gram=gram)
+
+    @property
+    def _many(self) -> bool:
+        """Whether the kernel has so many rows to each class that no other way comes near it."""
+        return self.by_kernel and has_many_rows(self.cost[0], self.layout)
 
     def write(self, out: Tensor, start: int, stop: int) -> None:
         """Write what the kernel makes, batched products of rows, or one ordinary gradient per class."""
         if self.by_kernel and stop - start == self.classes:
             m = self.module
-            a, b = self.grouped(start, stop)
             options = (m.kernel_size, m.stride, self.padding, m.dilation)
-            kernels.conv_products(a, b, self.layout.segments, *options, out=out.flatten(1))
-        elif self.by_rows and self.unequal and stop - start == self.classes:
-            fill_unequal(*self.rows(start, stop), self.layout, out)
-        elif self.by_rows:
-            for i, j in self.parts(start, stop):
-                part = out if j - i == len(out) else out[i - start : j - start]
-                class_products(*self.rows(i, j), self.layout.sizes[i:j], part.flatten(2) if j > i else part)
+            segments, order = self.layout.segments, self.layout.order
+            kernels.conv_products(self.a, self.b, segments, *options, out=out.flatten(1), order=order)
+        elif self.by_rows and stop > start:
+            self.write_products(out.flatten(2), start, stop)
         else:
             self._one_by_one(out, start, stop)
 
@@ -153,9 +164,9 @@ def conv_terms(call: Call, b: Tensor, layout: ClassLayout, memory: Memory, wante
         if layout.order is None and kernels.available(b):
             terms["bias"] = Dense(kernels.class_channel_sums(b, layout.segments), memory)
         else:
-            terms["bias"] = Sums(b.flatten(2).sum(2), layout, memory)
+            terms["bias"] = Sums(b.sum(tuple(range(2, b.dim()))), layout, memory)
     if "weight" in wanted:
-        a = call.input.to(b.dtype)
+        a = call.input if call.input.dtype == b.dtype else call.input.to(b.dtype)
         padding = cast(tuple[int, ...], module.padding)
         pads = module._reversed_padding_repeated_twice
         if not module.transposed and (module.padding_mode != "zeros" or pads[::2] != pads[1::2]):

@@ -7,10 +7,14 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
+from classgrad.gradients._cost import kind_of
 from classgrad.gradients._layout import ClassLayout
 from classgrad.gradients._registry import LayerRule, add_rule
 from classgrad.gradients._taps import Call
-from classgrad.gradients._terms import Memory, Term, promote
+from classgrad.gradients._terms import Dense, Memory, Term, promote
+
+_GPU_ROWS = 2
+"""Rows of tables on a GPU that cost no more than one that was looked up."""
 
 
 class LookupTerm(Term):
@@ -84,7 +88,23 @@ def _lookup(
     if module.padding_idx is not None:
         used = tokens != module.padding_idx
         tokens, values, owners = tokens[used], values[used], owners[used]
-    return {"weight": LookupTerm(tokens, values, owners, len(layout), module.weight.shape, memory)}
+    shape, classes = module.weight.shape, len(layout)
+    if _small(tokens, values, classes * shape[0], layout, memory):
+        table = torch.ops.aten.embedding_dense_backward.default(
+            values, owners * shape[0] + tokens, classes * shape[0], -1, False
+        )
+        return {"weight": Dense(table.view(classes, *shape), memory)}
+    return {"weight": LookupTerm(tokens, values, owners, classes, shape, memory)}
+
+
+def _small(tokens: Tensor, values: Tensor, rows: int, layout: ClassLayout, memory: Memory) -> bool:
+    """Whether tables of all classes, of so many rows, are had more cheaply than what the batch looked up is told apart.
+
+    That takes many small operations, which count on a GPU unless they are recorded.
+    """
+    known = values.dtype in (torch.float32, torch.float64)
+    looked_up = (_GPU_ROWS if kind_of(values, layout) == "cuda" else 1) * len(tokens)
+    return known and rows <= looked_up and rows * values.shape[1] * values.element_size() <= memory.left
 
 
 def embedding_terms(

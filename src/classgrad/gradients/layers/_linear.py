@@ -9,13 +9,20 @@ import torch
 from torch import Tensor, nn
 
 from classgrad.gradients import kernels
-from classgrad.gradients._cost import Cost, ghost_is_cheaper, kernel_makes_unequal, rates, tile_of
+from classgrad.gradients._cost import (
+    Cost,
+    ghost_is_cheaper,
+    kernel_makes_unequal,
+    kind_of,
+    rates,
+    tile_of,
+)
 from classgrad.gradients._ghost import ghost_gram, ghost_square_norms
 from classgrad.gradients._layout import ClassLayout
-from classgrad.gradients._products import class_products
+from classgrad.gradients._products import class_products, equal_products
 from classgrad.gradients._registry import LayerRule, add_rule, leading
 from classgrad.gradients._taps import Call
-from classgrad.gradients._terms import Dense, Memory, Sums, Term, promote, weigh
+from classgrad.gradients._terms import HALF, Dense, Memory, Sums, Term, promote, weigh
 
 
 class ExamplesTerm(Term):
@@ -39,7 +46,7 @@ class ExamplesTerm(Term):
         self.b = b
         self.layout = layout
         self.cost = cost
-        self._at_a_time = max(1, rates(a.device.type).rows_bytes // max(1, example_bytes))
+        self._at_a_time = max(1, rates(cost[4]).rows_bytes // max(1, example_bytes))
 
     @property
     def _has_kernels(self) -> bool:
@@ -48,6 +55,8 @@ class ExamplesTerm(Term):
     @property
     def unequal(self) -> bool:
         """Whether classes are of different sizes and the kernel makes them all at once sooner than one by one."""
+        if self.layout.equal is not None:
+            return False
         positions, inner, outer = self.cost[:3]
         rows = self.layout.examples * positions
         return self._has_kernels and kernel_makes_unequal(rows, inner, outer, self.layout)
@@ -84,6 +93,18 @@ class ExamplesTerm(Term):
                 yield first, position
                 first, examples = position, self.layout.sizes[position]
         yield first, stop
+
+    def write_products(self, out: Tensor, start: int, stop: int) -> None:
+        """Write the gradients of a range of classes as products of rows, to an (L, O, D) tensor."""
+        if self.unequal and stop - start == self.classes:
+            fill_unequal(*self.rows(start, stop), self.layout, out)
+            return
+        for i, j in self.parts(start, stop):
+            part = out if j - i == len(out) else out[i - start : j - start]
+            if self.layout.equal and j > i:
+                equal_products(*self.rows(i, j), j - i, part)
+            else:
+                class_products(*self.rows(i, j), self.layout.sizes[i:j], part)
 
     @abstractmethod
     def rows(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
@@ -130,7 +151,7 @@ class RowsTerm(ExamplesTerm):
 
     def __init__(self, a: Tensor, b: Tensor, layout: ClassLayout, shape: torch.Size, memory: Memory) -> None:
         row_bytes = (a.shape[2] + b.shape[2]) * a.element_size()
-        cost = (a.shape[1], a.shape[2], b.shape[2], layout, a.device.type)
+        cost = (a.shape[1], a.shape[2], b.shape[2], layout, kind_of(a, layout))
         super().__init__(a, b, layout, shape, memory, cost, a.shape[1] * row_bytes)
 
     def rows(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
@@ -138,13 +159,12 @@ class RowsTerm(ExamplesTerm):
         return self.grouped(start, stop)
 
     def write(self, out: Tensor, start: int, stop: int) -> None:
-        """Write the classes' sums of outer products."""
+        """Write the classes' sums of outer products; the kernel gathers shuffled examples as it reads them."""
         if self.unequal and stop - start == self.classes:
-            fill_unequal(*self.grouped(start, stop), self.layout, out)
-            return
-        for i, j in self.parts(start, stop):
-            part = out if j - i == len(out) else out[i - start : j - start]
-            class_products(*self.grouped(i, j), self.layout.sizes[i:j], part)
+            segments, order = self.layout.segments, self.layout.order
+            kernels.linear_products(self.a, self.b, segments, precision=_precision(), out=out.flatten(1), order=order)
+        else:
+            self.write_products(out, start, stop)
 
     def without(self, gram: bool) -> bool:
         """Whether the ghost identity is cheaper."""
@@ -176,10 +196,10 @@ def weighted_examples(
     Half precision holds no weight of 1e5 or 1e-8, so there they are counted in units of the largest.
     """
     unit = None
-    if promote(b[:0]).dtype != b.dtype:
+    if b.dtype in HALF:
         unit = weights.abs().max().clamp_min(torch.finfo(weights.dtype).tiny)
         weights = weights / unit
-    factors = weights.to(b.dtype)[layout.index]
+    factors = weights.to(b.dtype).index_select(0, layout.index)
     if not finite and all(kernels.available(v) and kernels.lies_by_examples(v) for v in (a, b)):
         return kernels.weigh_rows(a, factors, scaled=False), kernels.weigh_rows(b, factors, scaled=True), unit
     if not finite:
@@ -200,8 +220,8 @@ def linear_terms(call: Call, b: Tensor, layout: ClassLayout, memory: Memory, wan
     """Weight: rows; bias: the sum of b over the positions."""
     module = call.module
     assert isinstance(module, nn.Linear)
-    positions = b.shape[1:-1].numel()
-    given, b = b, b.reshape(b.shape[0], positions, b.shape[-1])
+    given, flat = b, b.dim() != 3
+    b = b.reshape(b.shape[0], b.shape[1:-1].numel(), b.shape[-1]) if flat else b
     terms: dict[str, Term] = {}
     if "bias" in wanted:
         if layout.order is None and kernels.available(b):
@@ -210,8 +230,9 @@ def linear_terms(call: Call, b: Tensor, layout: ClassLayout, memory: Memory, wan
             terms["bias"] = Sums(given if given.dim() == 2 else b.sum(1), layout, memory)
     if "weight" in wanted:
         a = call.input
-        a = a.reshape(a.shape[0], positions, a.shape[-1]).to(b.dtype)
-        terms["weight"] = RowsTerm(a, b, layout, module.weight.shape, memory)
+        a = a.reshape(*b.shape[:2], a.shape[-1]) if flat else a
+        a = a if a.dtype == b.dtype else a.to(b.dtype)
+        terms["weight"] = RowsTerm(a, b, layout, call.parameters["weight"].shape, memory)
     return terms
 
 

@@ -52,26 +52,33 @@ def _layer_norm(call: Call, b: Tensor, wanted: frozenset[str]) -> dict[str, Tens
 
 
 def _layer_norm_through(
-    call: Call, b: Tensor, layout: ClassLayout, memory: Memory
+    call: Call, b: Tensor, layout: ClassLayout, memory: Memory, *, with_input: bool = True
 ) -> tuple[Tensor | None, dict[str, Term]]:
     module = cast(nn.LayerNorm, call.module)
     assert call.saved is not None
     width = math.prod(module.normalized_shape)
     grouped = layout.order is None
     segments = layout.segments if grouped else layout.singles
-    x, *sums = kernels.layer_norm_backward(b, call.input, *call.saved, module.weight, segments, width)
-    named = {
-        name: values.view(-1, *module.normalized_shape) for name, values in zip(("weight", "bias"), sums, strict=True)
-    }
-    if grouped:
-        return x, {name: Dense(values, memory) for name, values in named.items()}
-    return x, {name: Sums(values, layout, memory) for name, values in named.items()}
+    given = (b, call.input, *call.saved, module.weight, segments, width)
+    x, *sums = kernels.layer_norm_backward(*given, with_input=with_input)
+    if len(module.normalized_shape) > 1:
+        sums = [values.view(-1, *module.normalized_shape) for values in sums]
+    weight, bias = ((Dense(v, memory) if grouped else Sums(v, layout, memory)) for v in sums)
+    return x, {"weight": weight, "bias": bias}
+
+
+def _suits_kernel(call: Call, b: Tensor) -> bool:
+    if call.saved is None or not kernels.available(b) or call.input.dtype != b.dtype:
+        return False
+    return math.prod(cast(nn.LayerNorm, call.module).normalized_shape) <= kernels.WIDEST
 
 
 def _layer_norm_terms(
     call: Call, b: Tensor, layout: ClassLayout, memory: Memory, wanted: frozenset[str]
 ) -> dict[str, Term]:
     """On a CPU let torch's own kernel make the sums, class by class: it goes over input and gradient once."""
+    if _suits_kernel(call, b):
+        return _layer_norm_through(call, b, layout, memory, with_input=False)[1]
     if call.saved is None or b.device.type != "cpu" or call.input.dtype != b.dtype:
         sums = _layer_norm(call, promote(b), wanted)
         return {name: Sums(sums[name], layout, memory) for name in wanted}
