@@ -57,12 +57,6 @@ _TILES = {64: 7e13, 32: 2.8e13, 16: 1.1e13}
 RECORDED = "recorded"
 """The kind of a GPU whose work is recorded, to be launched at once later on."""
 
-_GHOST_CALLS = 12
-"""Small operations that the ghost way takes beyond those of class gradients; recorded ones go unnoticed but for 3."""
-
-_LITTLE = 6 * 2**20
-"""Elements of class gradients that a GPU has room for."""
-
 _ROWS_CALLS = 6
 """Small operations that patches laid out as rows take beyond the kernel's one."""
 
@@ -176,10 +170,7 @@ def ghost_is_cheaper(
     if gram:
         ghost = Pairs("blocks", rows, rows**2, 1).seconds(width, r)
     elif device != "cpu":
-        # launches are not saved at the price of memory: the ghost way holds what the layer saw
-        light = len(layout) * inner * outer <= max(_LITTLE, rows * width)
-        calls = _GHOST_CALLS if light and device != RECORDED else 3
-        ghost = tile_of(layout.tally, positions)[1] * width + calls * r.call
+        ghost = tile_of(layout.tally, positions)[1] * width + 3 * r.call
     else:
         ghost = pairs_of(layout.tally, positions, width, device).seconds(width, r)
     products = r.call if layout.equal else min(_unequal(rows, inner, outer, len(layout), device))

@@ -81,7 +81,8 @@ class Work:
         self._layouts: dict[int, ClassLayout] = {}
         alike = grads is None or counts is not None
         waits = grads is not None and not by_class and counts is not None and sum(counts) > chunk
-        self._recordings = Recordings(generators) if capture and alike and not waits else None
+        self._alike = alike and not waits
+        self._recordings = Recordings(generators) if capture and self._alike else None
         # Apart from the others: what it writes is read by them for many steps.
         self._refreshes = Recordings() if capture else None
 
@@ -107,8 +108,8 @@ class Work:
         """Leave the gradients of a batch in ``p.grad``, or make the update with them."""
         if self._update is not None:
             self._update.fill()
+        layout = self._layout(indices) if self._alike else None
         if self._recordings is not None:
-            layout = self._layout(indices)
             lazy = self._grads is not None and layout is not None and self._grads.lazy(layout)
             key: Hashable = (len(indices), lazy, None if self._update is None else self._update.key)
             run = partial(self._run, layout=layout, lazy=lazy)
@@ -122,7 +123,7 @@ class Work:
             if self._grads is not None and layout is not None and isinstance(seen, Step):
                 self._grads.made(seen, layout)
             return seen
-        return self._run(indices)[0]
+        return self._run(indices, layout)[0]
 
     def refresh(self, order: Tensor, counts: Sequence[int]) -> None:
         """Renew the full-batch class gradients that ``Rescale`` projects on (Alg. 5); ``order`` is grouped by class."""
@@ -144,7 +145,10 @@ class Work:
         self.close()
 
     def _layout(self, indices: Tensor) -> ClassLayout | None:
-        """Lay the classes of a batch out before it is recorded, since that waits for the device."""
+        """Lay the classes of a batch out before it is recorded, since that waits for the device.
+
+        Batches that are alike but not recorded are laid out so as well, and have the bits of those that are.
+        """
         if self._grads is None or self._by_class:
             return None
         if len(indices) not in self._layouts:
@@ -153,7 +157,7 @@ class Work:
             self._layouts[len(indices)] = layout
         return self._layouts[len(indices)]
 
-    def _run(self, indices: Tensor, layout: ClassLayout | None = None, lazy: bool = False) -> Seen:
+    def _run(self, indices: Tensor, layout: ClassLayout | None = None, lazy: bool | None = None) -> Seen:
         for p in self._parameters:
             p.grad = None
         with self._within():
@@ -178,7 +182,7 @@ class Work:
         loss.backward()  # type: ignore[no-untyped-call]
         return PlainStep(loss.detach(), logits.detach(), y)
 
-    def _weighted(self, grads: ClassGradients, indices: Tensor, layout: ClassLayout | None, lazy: bool) -> Step:
+    def _weighted(self, grads: ClassGradients, indices: Tensor, layout: ClassLayout | None, lazy: bool | None) -> Step:
         """Write Σ_l w_l g_l; a batch of more than a chunk streams class by class."""
         if self._by_class:
             assert self._counts is not None

@@ -13,6 +13,7 @@ from classgrad.training._clock import Clock
 from classgrad.training._divergence import Watch
 from classgrad.training._loop import Loop
 from classgrad.training._mailbox import Mailbox
+from classgrad.training._numerics import repeatable
 from classgrad.training._recording import run_meta
 from classgrad.training._signals import Interruption
 from classgrad.training._trainer import Trainer
@@ -36,11 +37,12 @@ def late_run(chosen, every):
         trainer, Recorder(run_meta(chosen, DATA, CPU)), None, Interruption(), 60.0, told.append, DATA.preprocessing
     )
     steps = loop.run(resume=False)
-    try:
-        while True:
-            next(steps)
-    except StopIteration as end:
-        return end.value, [progress.step for progress in told if progress.point is not None]
+    with repeatable(CPU, chosen.precision, chosen.threads):
+        try:
+            while True:
+                next(steps)
+        except StopIteration as end:
+            return end.value, [progress.step for progress in told if progress.point is not None]
 
 
 @pytest.mark.parametrize("every", [2, 7, 100])
