@@ -111,7 +111,7 @@ def _keep(update: Update) -> _Kept:
     seen = update.seen
     if not isinstance(seen, Step):
         return seen.logits.detach().clone(), seen.labels.clone()
-    kept = (seen.classes, seen.losses.detach().clone())
+    kept = (seen.classes.clone(), seen.losses.detach().clone())
     return kept if seen.norms is None else (*kept, seen.norms.detach().clone())
 
 

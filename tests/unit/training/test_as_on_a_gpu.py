@@ -15,7 +15,10 @@ DATA = gaussian_classes([300, 40, 9], dimension=5, overlap=0.2, test_per_class=1
 
 
 class Overwriting:
-    """Recordings whose replays overwrite what was returned before, as those of CUDA graphs do."""
+    """Recordings whose replays overwrite what was returned before, as those of CUDA graphs do.
+
+    Those of other keys work in the same memory, so what they returned is lost as well.
+    """
 
     made = 0
 
@@ -32,6 +35,9 @@ class Overwriting:
         if key not in self._known:
             self._known[key] = None
             return function(*inputs)
+        for other, returned in self._known.items():
+            if other != key:
+                _fill(returned)
         before = {p: p.grad for p in _parameters(function)}
         found = function(*(value.clone() for value in inputs))
         if self._known[key] is not None:  # what is done to objects is not replayed, what is done to tensors is
@@ -57,6 +63,16 @@ def _overwrite(old, new):
         for mine, theirs in zip(old, new, strict=True):
             _overwrite(mine, theirs)
     return old
+
+
+def _fill(returned):
+    if isinstance(returned, torch.Tensor):
+        returned.fill_(-77)
+    elif dataclasses.is_dataclass(returned):
+        _fill([getattr(returned, field.name) for field in dataclasses.fields(returned)])
+    elif isinstance(returned, (tuple, list)):
+        for part in returned:
+            _fill(part)
 
 
 def spec(name, **changes):
