@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import runpy
 import sys
 
 import pytest
@@ -46,6 +47,14 @@ def test_the_arguments_of_the_process(monkeypatch: pytest.MonkeyPatch, capsys: p
     monkeypatch.setattr(sys, "argv", ["classgrad", "--version"])
     assert main() == 0
     assert capsys.readouterr().out.startswith("classgrad ")
+
+
+@pytest.mark.parametrize(("argument", "code"), [("--version", 0), ("nonsense", 2)])
+def test_the_package_is_the_command(argument: str, code: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["classgrad", argument])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_module("classgrad", run_name="__main__")
+    assert ended.value.code == code
 
 
 @pytest.mark.parametrize(
