@@ -106,6 +106,7 @@ def test_what_one_settled_launch_found_serves_others_with_the_same_numbers():
     assert [launch[:2] for launch in function.launches] == [("first", (3,)), ("again", (4, 1, 1))]
 
 
+@pytest.mark.gpu
 @pytest.mark.skipif(DEVICE == "cpu", reason="needs a CUDA device")
 def test_who_asked_to_hear_of_launches_does():
     import triton
