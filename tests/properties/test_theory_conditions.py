@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from classgrad.theory import Quadratics, descend, gd_margin, largest_step, pcn_margin, tightness
@@ -102,6 +102,7 @@ def test_the_printed_steps_are_never_larger(seed, dimension):
 
 
 @few
+@example(4.9, 3.9)
 @given(st.floats(-2.9, 4.9), st.floats(3.9, 20))
 def test_the_tightness_problem_has_the_margin_it_was_asked_for(margin, ratio):
     problem = tightness(margin, ratio)

@@ -18,9 +18,11 @@ def tightness(margin: float = 0.25, ratio: float = 4.0) -> Quadratics:
     Class 1 has a gradient of length 1, class 0 one of length ``ratio`` (C_t of class 1). With a margin of 0 or below
     every step, however small, raises the loss of class 1; above it the largest step that lowers it is known exactly.
     """
-    cosine = (margin - 1) / ratio
-    if ratio <= 0 or abs(cosine) > 1:
+    if not 0 < ratio < math.inf:
+        raise InputError(f"Parameter `ratio` should be above 0 and finite. Found {ratio}.")
+    if not 1 - ratio <= margin <= 1 + ratio:
         raise InputError(f"Parameter `margin` should be within 1 ± ratio, here 1 ± {ratio}. Found {margin}.")
+    cosine = min(1.0, max(-1.0, (margin - 1) / ratio))  # (4.9 - 1) / 3.9 is rounded to more than 1
     gradients = torch.stack([ratio * _unit(math.acos(cosine)), _unit(0.0)])
     return Quadratics(torch.ones(2, dtype=torch.float64), -gradients, torch.zeros(2, dtype=torch.float64))
 

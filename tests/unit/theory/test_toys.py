@@ -202,6 +202,9 @@ def test_check_can_be_asked_for_one_theorem():
         (lambda: many_classes(counts=(3,)), "counts"),
         (lambda: descend(conflict(), "gd", 0, 0.1), "steps"),
         (lambda: descend_stochastic(logistic((4, 2)), torch.tensor([5, 1]), 1, 0.1, 1, gen()), "per_class"),
+        (lambda: tightness(1.0, 0.0), "ratio"),
+        (lambda: tightness(1.0, math.inf), "ratio"),
+        (lambda: tightness(math.nan, 4.0), "margin"),
     ],
 )
 def test_toys_refuse_what_they_cannot_make(call, message):
