@@ -59,6 +59,7 @@ def show_tables(folder: Path, figures: Path | None) -> None:
     """Print the rates with their scores and the results beside the paper's, and draw the curves."""
     rates, times = (_read(folder / name) for name in FILES)
     print(rate_table(rates))
+    print(tau_table(folder, rates))
     runs = {name: _runs(folder, name, found["lr"]) for name, found in rates.items()}
     runs = {name: found for name, found in runs.items() if found}
     if not runs:
@@ -80,6 +81,19 @@ def rate_table(rates: dict[str, Any]) -> str:
         bold = [f"**{text}**" if lr == found["lr"] else text for (lr, _), text in zip(cells, texts, strict=True)]
         rows.append([*reversed(name.split("/")), *bold])
     return _markdown(["algorithm", "protocol", *(f"{lr:g}" for lr in tried)], rows)
+
+
+def tau_table(folder: Path, rates: dict[str, Any]) -> str:
+    """τ on the test split at every rate tried, averaged over the seeds of the search."""
+    rows = []
+    for name, found in rates.items():
+        for lr in map(float, found["scores"]):
+            ended = [run for run in _runs(folder, name, lr, "grid") if run.meta["status"] == "finished"]
+            if ended:
+                rows.append(
+                    [*reversed(name.split("/")), f"{lr:g}", COLUMNS["steps to R*"](summarize(ended, THRESHOLD))]
+                )
+    return _markdown(["algorithm", "protocol", "lr", f"τ({THRESHOLD}) in the search"], rows)
 
 
 def result_table(runs: dict[str, list[Run]], rates: dict[str, Any], times: dict[str, Any]) -> str:
@@ -151,8 +165,8 @@ def _draw(runs: Sequence[Run], folder: Path) -> None:
                 print(f"{target}: {target.stat().st_size / 1024:.0f} KiB")
 
 
-def _runs(folder: Path, name: str, lr: float) -> list[Run]:
-    place = folder / "runs" / name / f"lr-{lr:g}"
+def _runs(folder: Path, name: str, lr: float, stage: str = "runs") -> list[Run]:
+    place = folder / stage / name / f"lr-{lr:g}"
     found = [load_run(path) for path in place.glob("seed-*/run.npz")]
     return sorted((run for run in found if run.meta["status"] != "interrupted"), key=lambda run: run.meta["seed"])
 

@@ -24,19 +24,19 @@ if TYPE_CHECKING:
     from classgrad.gradients.kernels._ghost import ghost_norms
     from classgrad.gradients.kernels._group_norm import group_norm_backward, group_norm_sums
     from classgrad.gradients.kernels._layer_norm import layer_norm_backward, rms_norm_backward
-    from classgrad.gradients.kernels._products import conv_products, linear_products
+    from classgrad.gradients.kernels._layer_products import conv_products, linear_products
     from classgrad.gradients.kernels._segments import Segments
 
 _HOMES = {
     "Segments": "_segments",
     "class_channel_sums": "_class_sums",
     "class_row_sums": "_class_sums",
-    "conv_products": "_products",
+    "conv_products": "_layer_products",
     "ghost_norms": "_ghost",
     "group_norm_backward": "_group_norm",
     "group_norm_sums": "_group_norm",
     "layer_norm_backward": "_layer_norm",
-    "linear_products": "_products",
+    "linear_products": "_layer_products",
     "rms_norm_backward": "_layer_norm",
     "row_square_norms": "_combination",
     "weigh_rows": "_combination",
