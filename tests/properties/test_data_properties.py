@@ -85,7 +85,8 @@ def test_the_authors_classes_all_have_the_same_number_of_whole_batches(name: str
     assert all(group.train % share == 0 for group, share in zip(groups, shares, strict=True))
     assert max(group.train for group in groups) + max(shares) > POOLS[recipe.pool].train  # no batch more would fit
     weights = [recipe.ratio**i if composition == "proportional" else 1.0 for i in range(len(shares))]
-    expected = [size * w / sum(weights) / len(m) for w, m in zip(weights, recipe.classes.values(), strict=True)]
+    # in the released code's order, which decides where a share lies halfway between two numbers
+    expected = [size / sum(weights) * w / len(m) for w, m in zip(weights, recipe.classes.values(), strict=True)]
     assert shares == [int(np.rint(b)) for b in expected]
 
 
