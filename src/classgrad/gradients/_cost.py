@@ -60,6 +60,9 @@ RECORDED = "recorded"
 _ROWS_CALLS = 6
 """Small operations that patches laid out as rows take beyond the kernel's one."""
 
+_GATHER_CALLS = 4
+"""Small operations that bringing both sides into class order takes, with what they are split and added up for."""
+
 _KERNEL_FLOPS = 2e13
 """Multiply-adds per second of the kernel for products."""
 
@@ -186,8 +189,7 @@ def _unequal(rows: int, inner: int, outer: int, classes: int, device: str) -> tu
     one_by_one = classes * r.call
     if device == "cpu":
         return one_by_one, math.inf
-    kernel = rows * inner * outer * (1 / _KERNEL_FLOPS - 1 / r.flops) + 4 * classes * inner * outer / r.bytes
-    return one_by_one, kernel + 6 * r.call
+    return one_by_one, _longer(rows, inner, outer) + 4 * classes * inner * outer / r.bytes + 6 * r.call
 
 
 @_remembered
@@ -195,6 +197,15 @@ def kernel_makes_unequal(rows: int, inner: int, outer: int, layout: ClassLayout)
     """Whether on a GPU the kernel for products makes those of classes of different sizes sooner than one by one."""
     one_by_one, kernel = _unequal(rows, inner, outer, len(layout), "cuda")
     return layout.equal is None and kernel < one_by_one
+
+
+@_remembered
+def kernel_gathers(rows: int, inner: int, outer: int, layout: ClassLayout, device: str, *, shuffled: bool) -> bool:
+    """Whether the kernel for products makes those of a linear layer sooner for gathering shuffled examples by itself.
+
+    That spares operations, which is what counts on a GPU unless they are recorded.
+    """
+    return shuffled and device == "cuda" and _longer(rows, inner, outer) < _GATHER_CALLS * rates(device).call
 
 
 @_remembered
@@ -220,6 +231,10 @@ def kernel_is_cheaper(positions: int, inner: int, outer: int, layout: ClassLayou
     It needs many rows to each class, or little work in all: it is one operation where the other ways are several, which
     is what counts on a GPU unless they are recorded.
     """
-    r = rates(device)
-    longer = layout.examples * positions * inner * outer * (1 / _KERNEL_FLOPS - 1 / r.flops)
-    return has_many_rows(positions, layout) or (device == "cuda" and longer < _ROWS_CALLS * r.call)
+    longer = _longer(layout.examples * positions, inner, outer)
+    return has_many_rows(positions, layout) or (device == "cuda" and longer < _ROWS_CALLS * rates(device).call)
+
+
+def _longer(rows: int, inner: int, outer: int) -> float:
+    """Return the seconds that the kernel for products takes longer than an ordinary product of as many rows."""
+    return rows * inner * outer * (1 / _KERNEL_FLOPS - 1 / rates("cuda").flops)

@@ -37,7 +37,9 @@ def gradients_of(
     if not inputs:
         return ()
     try:
-        return torch.autograd.grad(losses, inputs, seeds, retain_graph=retain_graph, allow_unused=True)  # type: ignore[arg-type]
+        # By this thread, also on a GPU: hooks in Python run sooner where their thread need not be changed to.
+        with torch.autograd.set_multithreading_enabled(False):
+            return torch.autograd.grad(losses, inputs, seeds, retain_graph=retain_graph, allow_unused=True)  # type: ignore[arg-type]
     except RuntimeError as error:
         if "backward through the graph a second time" in str(error):
             raise InputError(

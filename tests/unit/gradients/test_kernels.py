@@ -155,14 +155,16 @@ def test_a_bad_class_stays_alone():
 
 
 @pytest.mark.parametrize("format", FORMATS)
-def test_weighed_rows_leave_out_those_of_weight_zero(format):
-    values = drawn(5, 3, 7, 9, format=format)
-    values[1], values[3, 0] = torch.inf, torch.nan
-    factors = torch.tensor([2.0, 0.0, -0.5, 0.0, 1e-3], device=DEVICE)
-    kept = (factors != 0).view(-1, 1, 1, 1)
-    found = kernels.weigh_rows(values, factors, scaled=False)
-    assert found.stride() == values.stride()
-    torch.testing.assert_close(found, values.where(kept, 0.0), rtol=0, atol=0)
-    scaled = kernels.weigh_rows(values, factors, scaled=True)
-    torch.testing.assert_close(scaled, (values * factors.view(-1, 1, 1, 1)).where(kept, 0.0), rtol=0, atol=0)
-    assert not kernels.weigh_rows(values[:0], factors[:0], scaled=True).numel()
+def test_weighed_examples_leave_out_those_of_weight_zero(format):
+    a, b = drawn(5, 3, 7, 9, format=format), drawn(5, 40)
+    a[1], b[1, 3], b[3] = torch.inf, torch.nan, torch.inf
+    weights, owners = torch.tensor([2.0, 0.0, -0.5], device=DEVICE), torch.tensor([2, 1, 0, 1, 2], device=DEVICE)
+    factors = weights[owners]
+    found, scaled = kernels.weigh_examples(a, b, weights, owners)
+    assert found.stride() == a.stride()
+    torch.testing.assert_close(found, a.where((factors != 0).view(-1, 1, 1, 1), 0.0), rtol=0, atol=0)
+    wanted = (b * factors[:, None]).where((factors != 0)[:, None], 0.0)
+    torch.testing.assert_close(scaled, wanted, rtol=0, atol=0)
+    spread = weights.repeat_interleave(3)[::3]
+    torch.testing.assert_close(kernels.weigh_examples(b, a, spread, owners)[0], b.where((factors != 0)[:, None], 0.0))
+    assert all(not part.numel() for part in kernels.weigh_examples(a[:0], b[:0], weights, owners[:0]))

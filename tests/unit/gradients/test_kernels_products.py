@@ -180,6 +180,9 @@ def test_norms_without_gradients(sizes, positions, tile):
     pairs = zip(a.double().split(sizes), b.double().split(sizes), strict=True)
     expected = torch.stack([torch.einsum("ntd,nto->do", left, right).square().sum() for left, right in pairs])
     close(kernels.ghost_norms(a, b, segments, tile, precision="ieee"), expected)
+    shuffle = torch.randperm(len(a), generator=torch.Generator().manual_seed(0)).to(DEVICE)
+    a, b = a[shuffle], b[shuffle]
+    close(kernels.ghost_norms(a, b, segments, tile, precision="ieee", order=shuffle.argsort()), expected)
 
 
 def test_norms_of_classes_of_many_tiles_where_one_is_not_finite():

@@ -20,7 +20,7 @@ from torch import Tensor
 
 if TYPE_CHECKING:
     from classgrad.gradients.kernels._class_sums import class_channel_sums, class_row_sums
-    from classgrad.gradients.kernels._combination import row_square_norms, weigh_rows, weighted_sum
+    from classgrad.gradients.kernels._combination import row_square_norms, weigh_examples, weighted_sum
     from classgrad.gradients.kernels._ghost import ghost_norms
     from classgrad.gradients.kernels._group_norm import group_norm_backward, group_norm_sums
     from classgrad.gradients.kernels._layer_norm import layer_norm_backward, rms_norm_backward
@@ -39,7 +39,7 @@ _HOMES = {
     "linear_products": "_layer_products",
     "rms_norm_backward": "_layer_norm",
     "row_square_norms": "_combination",
-    "weigh_rows": "_combination",
+    "weigh_examples": "_combination",
     "weighted_sum": "_combination",
 }
 
@@ -58,7 +58,7 @@ __all__ = [
     "linear_products",
     "rms_norm_backward",
     "row_square_norms",
-    "weigh_rows",
+    "weigh_examples",
     "weighted_sum",
 ]
 

@@ -64,32 +64,64 @@ def _sum_parts(parts, out, blocks, BLOCKS: tl.constexpr):
 
 
 @launched
-def _weigh_rows(values, factors, out, width, size, SCALED: tl.constexpr, WIDTH: tl.constexpr):
-    place = tl.program_id(0).to(tl.int64) * WIDTH + tl.arange(0, WIDTH)
-    inside = place < size
-    factor = tl.load(factors + place // width, mask=inside, other=0.0)
-    value = tl.load(values + place, mask=inside & (factor != 0), other=0.0)
-    if SCALED:
-        value = value * factor
-    tl.store(out + place, value, mask=inside)
+def _weigh_examples(
+    a,
+    b,
+    weights,
+    owners,
+    a_out,
+    b_out,
+    unit,
+    a_width,
+    a_size,
+    a_blocks,
+    b_width,
+    b_size,
+    WIDTH: tl.constexpr,
+):
+    """Take a block of ``a`` in the first programs, of ``b`` in the others."""
+    block = tl.program_id(0)
+    if block < a_blocks:
+        place = block.to(tl.int64) * WIDTH + tl.arange(0, WIDTH)
+        inside = place < a_size
+        weight = tl.load(weights + tl.load(owners + place // a_width, mask=inside, other=0) * unit)
+        value = tl.load(a + place, mask=inside & (weight != 0), other=0.0)
+        tl.store(a_out + place, value, mask=inside)
+    else:
+        place = (block - a_blocks).to(tl.int64) * WIDTH + tl.arange(0, WIDTH)
+        inside = place < b_size
+        weight = tl.load(weights + tl.load(owners + place // b_width, mask=inside, other=0) * unit)
+        value = tl.load(b + place, mask=inside & (weight != 0), other=0.0)
+        tl.store(b_out + place, value * weight, mask=inside)
 
 
-def weigh_rows(values: Tensor, factors: Tensor, *, scaled: bool) -> Tensor:
-    """Return the examples (first dimension) times their factors, or as they are, without those of factor 0.
+def weigh_examples(a: Tensor, b: Tensor, weights: Tensor, owners: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the examples (first dimension) of ``a`` as they are and those of ``b`` times the weights of their owners.
 
-    These are not read at all: they may hold inf or NaN. ``values`` are contiguous or channels-last.
+    Examples of weight 0 are zero in both and not read at all: they may hold inf or NaN. ``a`` and ``b`` are contiguous
+    or channels-last.
     """
-    out = torch.empty_like(values)
-    if size := values.numel():
-        _settle_rows(size, size // len(values), scaled)(values, factors, out)
+    out = torch.empty_like(a), torch.empty_like(b)
+    if len(owners):
+        _settle_examples(len(owners), a.numel(), b.numel(), weights.stride(0))(a, b, weights, owners, *out)
     return out
 
 
 @lru_cache(KEPT)
-def _settle_rows(size: int, width: int, scaled: bool) -> Launch:
+def _settle_examples(examples: int, a_size: int, b_size: int, unit: int) -> Launch:
     block = 1024
-    grid = (cdiv(size, block),)
-    launch: Launch = _weigh_rows.settle(grid, width=width, size=size, SCALED=scaled, WIDTH=block, num_warps=4)
+    a_blocks = cdiv(a_size, block)
+    launch: Launch = _weigh_examples.settle(
+        (max(1, a_blocks + cdiv(b_size, block)),),
+        unit=unit,
+        a_width=max(1, a_size // examples),
+        a_size=a_size,
+        a_blocks=a_blocks,
+        b_width=max(1, b_size // examples),
+        b_size=b_size,
+        WIDTH=block,
+        num_warps=4,
+    )
     return launch
 
 

@@ -18,17 +18,27 @@ from classgrad.gradients.kernels._segments import VARYING, Chunks, Segments, loc
 
 
 @triton.jit
-def _dots(rows, start, stop, other, end, width, PRECISION: tl.constexpr, TILE: tl.constexpr, DEPTH: tl.constexpr):
+def _placed(first, stop, order, rows, ORDERED: tl.constexpr, TILE: tl.constexpr):
+    """Return where the rows of a tile lie, and which of them are within their class."""
+    i = first + tl.arange(0, TILE)
+    here = i < stop
+    if ORDERED:
+        place = tl.load(order + i // rows, mask=here, other=0) * rows + i % rows
+    else:
+        place = i.to(tl.int64)
+    return place, here
+
+
+@triton.jit
+def _dots(rows, i, i_here, j, j_here, width, PRECISION: tl.constexpr, TILE: tl.constexpr, DEPTH: tl.constexpr):
     """Return the products of two tiles of rows, of which those beyond their class are zero."""
-    i = start + tl.arange(0, TILE)
-    j = other + tl.arange(0, TILE)
-    left = rows + i.to(tl.int64)[:, None] * width
-    right = rows + j.to(tl.int64)[None, :] * width
+    left = rows + i[:, None] * width
+    right = rows + j[None, :] * width
     total = tl.zeros((TILE, TILE), tl.float32)
     for first in range(0, width, DEPTH):
         k = first + tl.arange(0, DEPTH)
-        x = tl.load(left + k[None, :], mask=(i < stop)[:, None] & (k < width)[None, :], other=0.0)
-        y = tl.load(right + k[:, None], mask=(j < end)[None, :] & (k < width)[:, None], other=0.0)
+        x = tl.load(left + k[None, :], mask=i_here[:, None] & (k < width)[None, :], other=0.0)
+        y = tl.load(right + k[:, None], mask=j_here[None, :] & (k < width)[:, None], other=0.0)
         total = tl.dot(x, y, total, input_precision=PRECISION)
     return total
 
@@ -38,6 +48,7 @@ def _pairs(
     a,
     b,
     out,
+    order,
     inner,
     outer,
     ahead,
@@ -48,10 +59,12 @@ def _pairs(
     chunk,
     UNIFORM: tl.constexpr,
     CLASSES: tl.constexpr,
+    ORDERED: tl.constexpr,
     PRECISION: tl.constexpr,
     TILE: tl.constexpr,
     DEPTH: tl.constexpr,
 ):
+    """If ORDERED the examples are not grouped by class and ``order`` says where those of the classes are."""
     slot = tl.program_id(0)
     step = tl.program_id(1)
     owner, start, stop = locate(slot, offsets, classes, rows, uniform, chunk, UNIFORM, CLASSES)
@@ -59,25 +72,32 @@ def _pairs(
     other = start + step * TILE
     found = 0.0
     if (start < stop) & (other < end):
-        products = _dots(a, start, stop, other, end, inner, PRECISION, TILE, DEPTH)
-        products *= _dots(b, start, stop, other, end, outer, PRECISION, TILE, DEPTH)
+        i, i_here = _placed(start, stop, order, rows, ORDERED, TILE)
+        j, j_here = _placed(other, end, order, rows, ORDERED, TILE)
+        products = _dots(a, i, i_here, j, j_here, inner, PRECISION, TILE, DEPTH)
+        products *= _dots(b, i, i_here, j, j_here, outer, PRECISION, TILE, DEPTH)
         found = tl.sum(tl.sum(products, 1), 0) * tl.where(step == 0, 1.0, 2.0)
     tl.store(out + slot * ahead + step, found)
 
 
-def ghost_norms(a: Tensor, b: Tensor, segments: Segments, tile: int, *, precision: str = "tf32") -> Tensor:
-    """Return ‖Σ b_iᵀ a_i‖² (L) over the rows of ``a`` (N, T, D) and ``b`` (N, T, O), grouped by class."""
+def ghost_norms(
+    a: Tensor, b: Tensor, segments: Segments, tile: int, *, precision: str = "tf32", order: Tensor | None = None
+) -> Tensor:
+    """Return ‖Σ b_iᵀ a_i‖² (L) over the rows of ``a`` (N, T, D) and ``b`` (N, T, O).
+
+    Both are grouped by class, or ``order`` (N, int64) is what would bring them into class order.
+    """
     a, b = a.contiguous(), b.contiguous()
     if not a.numel():
         return a.new_zeros(len(segments))
-    chunks, ahead, launch = segments.settled(_settle, a.shape, b.shape[2], tile, precision)
+    chunks, ahead, launch = segments.settled(_settle, a.shape, b.shape[2], tile, precision, order is not None)
     parts = a.new_empty(chunks.slots, ahead)
-    launch(a, b, parts, segments.offsets)
+    launch(a, b, parts, order, segments.offsets)
     return sum_parts(sum_slots(parts, segments, chunks))
 
 
 def _settle(
-    segments: Segments, a: tuple[int, ...], outer: int, tile: int, precision: str
+    segments: Segments, a: tuple[int, ...], outer: int, tile: int, precision: str, ordered: bool
 ) -> tuple[Chunks, int, Launch]:
     """Return how the rows are cut, how many tiles of a class come after each, and the launch."""
     _, positions, inner = a
@@ -89,6 +109,7 @@ def _settle(
         outer=outer,
         ahead=ahead,
         **location(segments, chunks),
+        ORDERED=ordered,
         PRECISION=precision,
         TILE=tile,
         DEPTH=32,

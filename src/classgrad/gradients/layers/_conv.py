@@ -79,9 +79,8 @@ class ConvTerm(ExamplesTerm):
             and kernels.lies_by_examples(self.b)
         )
 
-    def rows(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
-        """Return a range of classes as rows, (N, positions, channels × kernel) and (N, positions, channels)."""
-        a, b = self.grouped(start, stop)
+    def as_rows(self, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+        """Return examples as rows, (N, positions, channels × kernel) and (N, positions, channels)."""
         slid, rows = (b, a) if self.module.transposed else (a, b)
         if any(self.padding):
             slid = F.pad(slid, [p for p in reversed(self.padding) for _ in range(2)])

@@ -12,6 +12,7 @@ from classgrad.gradients import kernels
 from classgrad.gradients._cost import (
     Cost,
     ghost_is_cheaper,
+    kernel_gathers,
     kernel_makes_unequal,
     kind_of,
     rates,
@@ -106,9 +107,13 @@ class ExamplesTerm(Term):
             else:
                 class_products(*self.rows(i, j), self.layout.sizes[i:j], part)
 
-    @abstractmethod
     def rows(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
-        """Return a range of classes in class order as rows, (N, R, D) and (N, R, O), of which b^T a is the gradient."""
+        """Return a range of classes in class order as rows."""
+        return self.as_rows(*self.grouped(start, stop))
+
+    @abstractmethod
+    def as_rows(self, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+        """Return examples as rows, (N, R, D) and (N, R, O), of which b^T a is the gradient."""
 
     @abstractmethod
     def write(self, out: Tensor, start: int, stop: int) -> None:
@@ -129,9 +134,10 @@ class ExamplesTerm(Term):
         if self.without(gram=False):
             rows_each = self.layout.largest * self.cost[0]
             if self._has_kernels and rows_each > 1 and self.layout.examples <= self._at_a_time:
-                tile, _ = tile_of(self.layout.tally, self.cost[0])
-                a, b = self.rows(0, self.classes)
-                return kernels.ghost_norms(a, b, self.layout.segments, tile, precision=_precision())
+                layout = self.layout
+                tile = tile_of(layout.tally, self.cost[0])[0]
+                how = {"precision": _precision(), "order": layout.order}
+                return kernels.ghost_norms(*self.as_rows(self.a, self.b), layout.segments, tile, **how)
             limit, sizes = self.memory.limit, self.layout.sizes
             parts = self.parts(0, self.classes)
             return torch.cat(
@@ -154,17 +160,24 @@ class RowsTerm(ExamplesTerm):
         cost = (a.shape[1], a.shape[2], b.shape[2], layout, kind_of(a, layout))
         super().__init__(a, b, layout, shape, memory, cost, a.shape[1] * row_bytes)
 
-    def rows(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
+    def as_rows(self, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
         """Return the examples as they are."""
-        return self.grouped(start, stop)
+        return a, b
 
     def write(self, out: Tensor, start: int, stop: int) -> None:
         """Write the classes' sums of outer products; the kernel gathers shuffled examples as it reads them."""
-        if self.unequal and stop - start == self.classes:
+        if stop - start == self.classes and (self.unequal or self._gathers):
             segments, order = self.layout.segments, self.layout.order
             kernels.linear_products(self.a, self.b, segments, precision=_precision(), out=out.flatten(1), order=order)
         else:
             self.write_products(out, start, stop)
+
+    @property
+    def _gathers(self) -> bool:
+        positions, inner, outer, layout, device = self.cost
+        shuffled = layout.order is not None
+        rows = layout.examples * positions
+        return self._has_kernels and kernel_gathers(rows, inner, outer, layout, device, shuffled=shuffled)
 
     def without(self, gram: bool) -> bool:
         """Whether the ghost identity is cheaper."""
@@ -199,9 +212,10 @@ def weighted_examples(
     if b.dtype in HALF:
         unit = weights.abs().max().clamp_min(torch.finfo(weights.dtype).tiny)
         weights = weights / unit
-    factors = weights.to(b.dtype).index_select(0, layout.index)
+    weights = weights.to(b.dtype)
     if not finite and all(kernels.available(v) and kernels.lies_by_examples(v) for v in (a, b)):
-        return kernels.weigh_rows(a, factors, scaled=False), kernels.weigh_rows(b, factors, scaled=True), unit
+        return *kernels.weigh_examples(a, b, weights, layout.index), unit
+    factors = weights.index_select(0, layout.index)
     if not finite:
         a, b = (v.where(_over(factors != 0, v), v.new_zeros(())) for v in (a, b))
     return a, b * _over(factors, b), unit
