@@ -105,7 +105,7 @@ def test_class_sums_of_many_chunks(monkeypatch):
 
 
 @pytest.mark.parametrize(("shape", "affine"), [((4,), True), ((3, 6), True), ((3, 2, 300), False)])
-@pytest.mark.parametrize("sizes", SIZES)
+@pytest.mark.parametrize("sizes", [*SIZES, [1] * 100])
 def test_layer_norm(sizes, shape, affine):
     segments = kernels.Segments(sizes, DEVICE)
     width = shape[-1]

@@ -37,11 +37,16 @@ class Compiled:
     def __getitem__(self, grid):
         return lambda *values: self.launches.append(("again", grid, values))
 
-    function, packed_metadata = 17, (4, 1, 0)
+    @property
+    def run(self):
+        return self
 
-    def run(self, x, y, z, stream, function, metadata, *rest):
-        told, values = rest[:3], rest[3:]
-        assert (function, metadata, told) == (17, (4, 1, 0), (None, None, None))
+    function, packed_metadata = 17, (4, 1, 0)
+    global_scratch_size, profile_scratch_size, launch_cooperative_grid, launch_pdl = 0, 0, False, True
+
+    def launch(self, x, y, z, stream, *rest):
+        told, values = rest[:9], rest[9:]
+        assert told == (17, False, True, None, None, (4, 1, 0), None, None, None)
         self.launches.append(("again", (x, y, z), values))
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -75,29 +75,50 @@ class Launch:
         self._places = [i for i, name in enumerate(kernel.names) if name not in numbers]
         self._known: dict[object, Any] = {}
 
-    def __call__(self, first: Tensor, *others: Tensor | None) -> None:
-        """Launch on these tensors."""
-        tensors = (first, *others)
-        device = _current_device() if first.is_cuda else None
-        pointers = [None if t is None else t.data_ptr() for t in tensors]
-        key = (device, *[None if t is None else t.dtype for t in tensors], *[p and p % 16 for p in pointers])
-        compiled = self._known.get(key)
+    def __call__(self, *tensors: Tensor | None) -> None:
+        """Launch on these tensors, of which the first is one."""
         values = self._values.copy()
-        if compiled is None:
-            for place, tensor in zip(self._places, tensors, strict=True):
-                values[place] = tensor
-            compiled = self._kernel.launch(self._grid, values, *self._options)
-            if compiled is not None:
-                self._known[key] = compiled
-            return
-        for place, pointer in zip(self._places, pointers, strict=True):
-            values[place] = pointer  # a number does for a tensor, and is taken as it is
-        if device is None or _watched():
-            compiled[self._full_grid](*values)
+        pointers = 0  # all of them at once: most are multiples of 16
+        for place, tensor in zip(self._places, tensors, strict=True):
+            if tensor is not None:
+                values[place] = pointer = tensor.data_ptr()  # a number does for a tensor, and is taken as it is
+                pointers |= pointer
+        device = _current_device() if tensors[0].is_cuda else None  # type: ignore[union-attr]
+        key = (device, *[None if tensor is None else tensor.dtype for tensor in tensors])
+        if pointers % 16:
+            key += tuple([tensor is not None and tensor.data_ptr() % 16 == 0 for tensor in tensors])
+        known = self._known.get(key)
+        if known is None:
+            self._settle(key, tensors)
+        elif device is None or known.launch is None or _watched():
+            known.compiled[self._full_grid](*values)
         else:
-            # what that does, without telling those of it who asked to hear of launches: nobody did
-            ready = (_stream(device), compiled.function, compiled.packed_metadata, None, None, None)
-            compiled.run(*self._full_grid, *ready, *values)
+            known.launch(*self._full_grid, _stream(device), *known.ready, *values)
+
+    def _settle(self, key: object, tensors: Sequence[Tensor | None]) -> None:
+        values = self._values.copy()
+        for place, tensor in zip(self._places, tensors, strict=True):
+            values[place] = tensor
+        compiled = self._kernel.launch(self._grid, values, *self._options)
+        if compiled is not None:
+            self._known[key] = _Known.of(compiled)
+
+
+class _Known(NamedTuple):
+    """What was compiled, and how it is launched without telling those who asked to hear of launches: nobody did."""
+
+    compiled: Any
+    launch: Any
+    """None where it takes more than arguments: memory to work in, or a Triton whose way to launch is not known here."""
+    ready: tuple[Any, ...]
+
+    @classmethod
+    def of(cls, compiled: Any) -> _Known:
+        run = getattr(compiled, "run", None) if _KNOWN_TRITON else None
+        if getattr(run, "launch", None) is None or run.global_scratch_size or run.profile_scratch_size:
+            return cls(compiled, None, ())
+        ways = (run.launch_cooperative_grid, run.launch_pdl, None, None)
+        return cls(compiled, run.launch, (compiled.function, *ways, compiled.packed_metadata, None, None, None))
 
 
 # torch.cuda.current_device and the current stream's number, without the question whether CUDA was used before
@@ -106,9 +127,7 @@ _stream: Any = getattr(torch._C, "_cuda_getCurrentRawStream", None)
 
 
 def _watched() -> bool:
-    """Whether somebody hears of launches, or Triton is not of the version whose way to launch is known here."""
-    if not _KNOWN_TRITON:
-        return True
+    """Whether somebody hears of launches."""
     runtime = triton.knobs.runtime
     return bool(runtime.launch_enter_hook.calls or runtime.launch_exit_hook.calls)
 

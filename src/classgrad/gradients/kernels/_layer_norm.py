@@ -166,7 +166,9 @@ def _settle(
 def _cut(segments: Segments, per_example: int, width: int) -> tuple[Chunks, int]:
     """Return chunks that keep some 1000 programs busy, and how many rows of one a program holds at a time."""
     rows = max(1, min(16, 4096 // next_power_of_2(width)))
-    total = segments.examples * per_example
+    total, most = segments.examples * per_example, segments.largest * per_example
+    if most <= 64 and len(segments) >= 96:
+        return segments.cut(per_example, max(1, most)), rows  # as many programs as there are units: nothing to add up
     size = max(8, rows)  # the sums of a chunk of fewer rows would weigh as much as the rows
     while size < 256 and total > 1024 * size:
         size *= 2
