@@ -128,12 +128,20 @@ def pairs_of(sizes: Sizes, positions: int, width: int, device: str) -> Pairs:
     return min(blocks, apart, key=lambda way: way.seconds(width, rates(device)))
 
 
-def tile_of(sizes: Sizes, positions: int) -> tuple[int, float]:
-    """Return the rows of a tile with which the kernel makes these products fastest, and its seconds per unit of width.
+def tile_of(layout: ClassLayout, positions: int) -> tuple[int, float]:
+    """Return the rows of a tile with which the kernel makes all pairs of rows within classes fastest.
 
-    It makes pairs of tiles within a class, those of tiles that are not full included, each but once.
+    With it comes what these take, in seconds per unit of width. It makes pairs of tiles within a class, those of tiles
+    that are not full included, each but once.
     """
+    key = (tile_of, positions)
+    found: tuple[int, float] | None = layout.memo.get(key)
+    if found is None:
+        found = layout.memo[key] = _best_tile(layout.tally, positions)
+    return found
 
+
+def _best_tile(sizes: Sizes, positions: int) -> tuple[int, float]:
     def seconds(tile: int) -> float:
         tiles = ((-(-size * positions // tile), count) for size, count in sizes.items())
         return tile**2 * sum(number * (number + 1) // 2 * count for number, count in tiles) / _TILES[tile]
@@ -173,7 +181,7 @@ def ghost_is_cheaper(
     if gram:
         ghost = Pairs("blocks", rows, rows**2, 1).seconds(width, r)
     elif device != "cpu":
-        ghost = tile_of(layout.tally, positions)[1] * width + 3 * r.call
+        ghost = tile_of(layout, positions)[1] * width + 3 * r.call
     else:
         ghost = pairs_of(layout.tally, positions, width, device).seconds(width, r)
     products = r.call if layout.equal else min(_unequal(rows, inner, outer, len(layout), device))

@@ -40,11 +40,14 @@ def fused_terms(
     others = joint_terms(losses, layout, uncovered, seed, memory, keep_graph=True) if uncovered else {}
     wanted = {id(p) for p in parameters if id(p) not in rest}
     uses = uses_of(calls)
+    all_wanted = wanted.issuperset(uses)
     parts: dict[int, list[Term]] = {}  # by the parameter's id: that of a tensor itself takes a while to look up
 
     def take(each: CoveredCall, b: Tensor, through: bool) -> Tensor | None:
         call, rule = each.call, each.rule
-        covered = {name: p for name, p in each.parameters.items() if id(p) in wanted}
+        covered = each.parameters
+        if not all_wanted:
+            covered = {name: p for name, p in covered.items() if id(p) in wanted}
         passed = None
         if through and rule.through is not None:
             passed, found = rule.through(call, b, layout, memory)

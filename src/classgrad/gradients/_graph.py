@@ -28,7 +28,7 @@ class Graph:
 
     nodes: dict[Any, int]
     """Every node with its number, in the order in which they are met from the losses down."""
-    edges: list[list[int]]
+    edges: list[tuple[int, ...]]
     """The numbers of the nodes that each passes gradients to."""
     form: int
     """Equal for two graphs of the same operations on the same pattern of edges."""
@@ -62,9 +62,10 @@ def read_graph(losses: Tensor, known: dict[int, list[tuple[int, int]]] | None = 
     root = losses.grad_fn
     nodes: dict[Any, int] = {} if root is None else {root: 0}
     queue: list[Any] = list(nodes)
-    edges: list[list[int]] = []
+    edges: list[tuple[int, ...]] = []
     kinds: list[Any] = []
     marked: list[Any] = []
+    number_of = nodes.get
     for node in queue:  # hot: at every step, for every operation
         kind = type(node)
         kinds.append(kind if kind in _NAMED or _named(node) else node.name())
@@ -72,14 +73,13 @@ def read_graph(losses: Tensor, known: dict[int, list[tuple[int, int]]] | None = 
             marked.append(node)
         children = []
         for child, _ in node.next_functions:
-            number = -1
-            if child is not None:
-                number = nodes.setdefault(child, len(nodes))
-                if number == len(queue):
-                    queue.append(child)
+            number = -1 if child is None else number_of(child)
+            if number is None:
+                number = nodes[child] = len(queue)
+                queue.append(child)
             children.append(number)
-        edges.append(children)
-    form = hash((tuple(kinds), tuple(map(tuple, edges))))
+        edges.append(tuple(children))
+    form = hash((tuple(kinds), tuple(edges)))
     users = None if known is None else known.get(form)
     if users is None:
         users = _users([node.name() for node in queue], edges)
@@ -101,7 +101,7 @@ def _named(node: Any) -> bool:
     return type(node) in _NAMED
 
 
-def _users(names: list[str], edges: list[list[int]]) -> list[tuple[int, int]]:
+def _users(names: list[str], edges: list[tuple[int, ...]]) -> list[tuple[int, int]]:
     """Return the leaves of a graph, each with the number of operations that use it."""
     if any("CheckpointFunction" in name for name in names):
         raise InputError(

@@ -170,7 +170,9 @@ def _arrived(call: Call, gradients: tuple[Tensor | None, ...]) -> None:
         b = gradients[0]
         if b is None:
             b = call.input.new_zeros(call.shape)
-        call.sink(b if b.shape == call.shape else b.reshape(call.shape), False)
+        if b.shape != call.shape:
+            b = b.view(call.shape) if b.is_contiguous() else b.reshape(call.shape)
+        call.sink(b, False)
 
 
 def _has_kernel(call: Call, output: Tensor, recorded: bool) -> bool:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
+from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -60,12 +62,23 @@ class Scratch:
 
 
 class Memory:
-    """The bytes that class gradients may take, shared by the terms of a step, and the place they work in."""
+    """The bytes that class gradients may take, shared by the terms of a step, and the places and ways they work in."""
 
     def __init__(self, limit: int, scratch: Scratch | None = None) -> None:
         self.limit = limit
         self.left = limit
         self.scratch = scratch or Scratch()
+
+    @cached_property
+    def products(self) -> str:
+        """How matrix products of single precision are made on a GPU, in the kernels' words."""
+        return "tf32" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "ieee"
+
+    @cached_property
+    def convolutions(self) -> str:
+        """How convolutions are, likewise."""
+        settings: Any = torch.backends.cudnn
+        return "tf32" if settings.conv.fp32_precision == "tf32" else "ieee"
 
     def take(self, size: int) -> bool:
         """Reserve ``size`` bytes if they are left."""

@@ -22,10 +22,9 @@ def _placed(first, stop, order, rows, ORDERED: tl.constexpr, TILE: tl.constexpr)
     """Return where the rows of a tile lie, and which of them are within their class."""
     i = first + tl.arange(0, TILE)
     here = i < stop
+    place = i.to(tl.int64)
     if ORDERED:
         place = tl.load(order + i // rows, mask=here, other=0) * rows + i % rows
-    else:
-        place = i.to(tl.int64)
     return place, here
 
 

@@ -114,7 +114,7 @@ class _Known(NamedTuple):
 
     @classmethod
     def of(cls, compiled: Any) -> _Known:
-        run = getattr(compiled, "run", None) if _KNOWN_TRITON else None
+        run: Any = getattr(compiled, "run", None) if _KNOWN_TRITON else None
         if getattr(run, "launch", None) is None or run.global_scratch_size or run.profile_scratch_size:
             return cls(compiled, None, ())
         ways = (run.launch_cooperative_grid, run.launch_pdl, None, None)

@@ -37,7 +37,7 @@ def conv_products(
 
     ``a`` (N, C, H, W) and ``b`` (N, O, ...) are each contiguous or channels-last and grouped by class, or ``order``
     (N, int64) is what would bring them into class order: then they are gathered as they are read. With ``norms``
-    return only the squared norms (L). ``out`` may be given to be written to; its rows may be further apart.
+    return only the squared norms (L). ``out`` (L, ...) may be given to be written to; its rows may be further apart.
     ``precision`` is "tf32" or "ieee". Gradients come as (O, C, kernel), or with ``taps_first`` as (kernel, O, C), which
     is written faster, has the same norms and may be combined as well, to be transposed when only one is left.
     """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from functools import lru_cache
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -48,6 +48,27 @@ def _windowed(
     return (x[0], *size, x[1], *kernel), strides, (x[0], math.prod(size), x[1] * math.prod(kernel))
 
 
+class _Way(NamedTuple):
+    """How a convolution's class gradients are made; it follows from shapes, places in memory and class sizes."""
+
+    positions: int
+    inner: int
+    device: str
+    by_rows: bool
+    by_kernel: bool
+
+
+def _way_of(module: _ConvNd, a: Tensor, b: Tensor, layout: ClassLayout, tf32: bool) -> _Way:
+    shape = module.weight.shape
+    positions, inner = (a if module.transposed else b).shape[2:].numel(), shape[1:].numel()
+    cost = (positions, inner, shape[0], layout, kind_of(a, layout))
+    plain = module.groups == 1
+    # the kernel takes convolutions in two dimensions, without gaps in memory, in TF32
+    suits = plain and tf32 and isinstance(module, nn.Conv2d) and kernels.available(b)
+    by_kernel = suits and all(map(kernels.lies_by_examples, (a, b))) and kernel_is_cheaper(*cost)
+    return _Way(positions, inner, cost[4], plain and rows_are_cheaper(*cost), by_kernel)
+
+
 class ConvTerm(ExamplesTerm):
     """A convolution's weight, from its input a and output gradient b.
 
@@ -57,27 +78,19 @@ class ConvTerm(ExamplesTerm):
     def __init__(
         self, module: _ConvNd, a: Tensor, b: Tensor, padding: tuple[int, ...], layout: ClassLayout, memory: Memory
     ) -> None:
-        shape = module.weight.shape
-        inner, outer = shape[1:].numel(), shape[0]
-        positions = (a if module.transposed else b).shape[2:].numel()
-        cost = (positions, inner, outer, layout, kind_of(a, layout))
-        super().__init__(a, b, layout, shape, memory, cost, positions * inner * a.element_size())
+        weight = module.weight
+        tf32 = memory.convolutions == "tf32"
+        places = (a.shape, a.stride(), b.shape, b.stride(), b.dtype, b.device)
+        key = (_way_of, type(module), module.groups, weight.shape, *places, tf32, layout.recorded)
+        way: _Way | None = layout.memo.get(key)
+        if way is None:
+            way = layout.memo[key] = _way_of(module, a, b, layout, tf32)
+        cost = (way.positions, way.inner, weight.shape[0], layout, way.device)
+        super().__init__(a, b, layout, weight.shape, memory, cost, way.positions * way.inner * a.element_size())
         self.module = module
         self.padding = padding
-        plain = module.groups == 1
-        self.by_rows = plain and rows_are_cheaper(*self.cost)
-        self.by_kernel = plain and self._suits_kernel() and kernel_is_cheaper(*self.cost)
-
-    def _suits_kernel(self) -> bool:
-        """Whether the kernel takes this convolution: in two dimensions, without gaps in memory, in TF32."""
-        settings: Any = torch.backends.cudnn
-        return (
-            isinstance(self.module, nn.Conv2d)
-            and kernels.available(self.b)
-            and settings.conv.fp32_precision == "tf32"
-            and kernels.lies_by_examples(self.a)
-            and kernels.lies_by_examples(self.b)
-        )
+        self.by_rows = way.by_rows
+        self.by_kernel = way.by_kernel
 
     def as_rows(self, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
         """Return examples as rows, (N, positions, channels × kernel) and (N, positions, channels)."""
@@ -133,7 +146,7 @@ class ConvTerm(ExamplesTerm):
             m = self.module
             options = (m.kernel_size, m.stride, self.padding, m.dilation)
             segments, order = self.layout.segments, self.layout.order
-            kernels.conv_products(self.a, self.b, segments, *options, out=out.flatten(1), order=order)
+            kernels.conv_products(self.a, self.b, segments, *options, out=out, order=order)
         elif self.by_rows and stop > start:
             self.write_products(out.flatten(2), start, stop)
         else:

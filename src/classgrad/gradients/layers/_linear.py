@@ -98,7 +98,8 @@ class ExamplesTerm(Term):
     def write_products(self, out: Tensor, start: int, stop: int) -> None:
         """Write the gradients of a range of classes as products of rows, to an (L, O, D) tensor."""
         if self.unequal and stop - start == self.classes:
-            fill_unequal(*self.rows(start, stop), self.layout, out)
+            a, b = self.rows(start, stop)
+            kernels.linear_products(a, b, self.layout.segments, precision=self.memory.products, out=out)
             return
         for i, j in self.parts(start, stop):
             part = out if j - i == len(out) else out[i - start : j - start]
@@ -135,9 +136,10 @@ class ExamplesTerm(Term):
             rows_each = self.layout.largest * self.cost[0]
             if self._has_kernels and rows_each > 1 and self.layout.examples <= self._at_a_time:
                 layout = self.layout
-                tile = tile_of(layout.tally, self.cost[0])[0]
-                how = {"precision": _precision(), "order": layout.order}
-                return kernels.ghost_norms(*self.as_rows(self.a, self.b), layout.segments, tile, **how)
+                tile = tile_of(layout, self.cost[0])[0]
+                a, b = self.as_rows(self.a, self.b)
+                precision, order = self.memory.products, layout.order
+                return kernels.ghost_norms(a, b, layout.segments, tile, precision=precision, order=order)
             limit, sizes = self.memory.limit, self.layout.sizes
             parts = self.parts(0, self.classes)
             return torch.cat(
@@ -168,7 +170,7 @@ class RowsTerm(ExamplesTerm):
         """Write the classes' sums of outer products; the kernel gathers shuffled examples as it reads them."""
         if stop - start == self.classes and (self.unequal or self._gathers):
             segments, order = self.layout.segments, self.layout.order
-            kernels.linear_products(self.a, self.b, segments, precision=_precision(), out=out.flatten(1), order=order)
+            kernels.linear_products(self.a, self.b, segments, precision=self.memory.products, out=out, order=order)
         else:
             self.write_products(out, start, stop)
 
@@ -189,16 +191,6 @@ class RowsTerm(ExamplesTerm):
             return weigh(weights, self._kept, finite)
         a, b, unit = weighted_examples(self.a, self.b, weights, self.layout, finite)
         return in_units((b.flatten(0, 1).T @ a.flatten(0, 1)).view(self.shape), unit)
-
-
-def fill_unequal(a: Tensor, b: Tensor, layout: ClassLayout, out: Tensor) -> None:
-    """Write Σ b_iᵀ a_i of every class, however many examples each has, in one launch on a GPU."""
-    kernels.linear_products(a, b, layout.segments, precision=_precision(), out=out.flatten(1))
-
-
-def _precision() -> str:
-    """Return how matrix products of single precision are made on a GPU, in the kernels' words."""
-    return "tf32" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "ieee"
 
 
 def weighted_examples(
