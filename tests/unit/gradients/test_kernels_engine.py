@@ -14,6 +14,7 @@ from ._kernels import DEVICE
 
 from classgrad import ClassGradients  # isort: skip
 from classgrad.gradients import kernels  # isort: skip
+from classgrad.gradients._memo import Memo  # isort: skip
 
 
 class Positions(nn.Module):
@@ -50,6 +51,7 @@ def test_directions_and_norms(sizes, shuffled, rows, ghost, format, monkeypatch)
     And whether the kernel for layer normalization makes the input's gradient too.
     """
     monkeypatch.setattr(kernels, "available", lambda tensor: tensor.dtype == torch.float32)
+    monkeypatch.setattr("classgrad.gradients._layout.memo_of", lambda sizes: Memo())  # what others found is forgotten
     monkeypatch.setattr("classgrad.gradients._cost._KERNEL_ROWS", rows)
     monkeypatch.setattr("classgrad.gradients._cost._ROWS_CALLS", 0)
     monkeypatch.setattr("classgrad.gradients._taps._FEW", 0 if ghost else 10**9)

@@ -13,8 +13,8 @@ from classgrad.gradients._registry import LayerRule, add_rule
 from classgrad.gradients._taps import Call
 from classgrad.gradients._terms import Dense, Memory, Term, promote
 
-_GPU_ROWS = 2
-"""Rows of tables on a GPU that cost no more than one that was looked up."""
+_GPU_ROWS = 8
+"""Rows of tables on a GPU that cost no more than one that was looked up: the others are nearly all operations."""
 
 
 class LookupTerm(Term):
