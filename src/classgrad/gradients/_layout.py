@@ -99,6 +99,15 @@ class ClassLayout:
         if kernels.available(torch.empty(0, device=self.index.device)):
             _ = self.segments, self.singles
 
+    @property
+    def adds_at_once(self) -> bool:
+        """Whether kernels should add up by class as they go, for which examples must lie by class.
+
+        It takes an operation more than to give every example's share, and these are added up all together at the end:
+        it is for operations that are recorded.
+        """
+        return self.recorded and self.order is None
+
     @cached_property
     def segments(self) -> kernels.Segments:
         """The classes as segments of grouped examples, for the kernels."""

@@ -14,6 +14,7 @@ from ._kernels import DEVICE
 
 from classgrad import ClassGradients  # isort: skip
 from classgrad.gradients import kernels  # isort: skip
+from classgrad.gradients._layout import ClassLayout  # isort: skip
 from classgrad.gradients._memo import Memo  # isort: skip
 
 
@@ -48,10 +49,12 @@ def network():
 def test_directions_and_norms(sizes, shuffled, rows, ghost, format, monkeypatch):
     """``rows`` decides whether convolutions go by their kernel, ``ghost`` whether class gradients are made at all.
 
-    And whether the kernel for layer normalization makes the input's gradient too.
+    And whether the kernel for layer normalization makes the input's gradient too. What is to be recorded is added up by
+    class at once.
     """
     monkeypatch.setattr(kernels, "available", lambda tensor: tensor.dtype == torch.float32)
     monkeypatch.setattr("classgrad.gradients._layout.memo_of", lambda sizes: Memo())  # what others found is forgotten
+    monkeypatch.setattr(ClassLayout, "recorded", ghost)
     monkeypatch.setattr("classgrad.gradients._cost._KERNEL_ROWS", rows)
     monkeypatch.setattr("classgrad.gradients._cost._ROWS_CALLS", 0)
     monkeypatch.setattr("classgrad.gradients._taps._FEW", 0 if ghost else 10**9)

@@ -173,7 +173,7 @@ def conv_terms(call: Call, b: Tensor, layout: ClassLayout, memory: Memory, wante
     assert isinstance(module, _ConvNd)
     terms: dict[str, Term] = {}
     if "bias" in wanted:
-        if layout.order is None and kernels.available(b):
+        if layout.adds_at_once and kernels.available(b):
             terms["bias"] = Dense(kernels.class_channel_sums(b, layout.segments), memory)
         else:
             terms["bias"] = Sums(b.sum(tuple(range(2, b.dim()))), layout, memory)

@@ -230,7 +230,7 @@ def linear_terms(call: Call, b: Tensor, layout: ClassLayout, memory: Memory, wan
     b = b.reshape(b.shape[0], b.shape[1:-1].numel(), b.shape[-1]) if flat else b
     terms: dict[str, Term] = {}
     if "bias" in wanted:
-        if layout.order is None and kernels.available(b):
+        if layout.adds_at_once and kernels.available(b):
             terms["bias"] = Dense(kernels.class_row_sums(b, layout.segments), memory)
         else:
             terms["bias"] = Sums(given if given.dim() == 2 else b.sum(1), layout, memory)

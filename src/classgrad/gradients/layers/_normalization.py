@@ -57,7 +57,7 @@ def _layer_norm_through(
     module = cast(nn.LayerNorm, call.module)
     assert call.saved is not None
     width = math.prod(module.normalized_shape)
-    grouped = layout.order is None
+    grouped = layout.adds_at_once
     segments = layout.segments if grouped else layout.singles
     given = (b, call.input, *call.saved, module.weight, segments, width)
     x, *sums = kernels.layer_norm_backward(*given, with_input=with_input)
@@ -106,7 +106,7 @@ def _rms_norm_terms(
     width = math.prod(module.normalized_shape)
     if not kernels.available(b) or call.input.dtype != b.dtype or width > kernels.WIDEST:
         return {"weight": Sums(_rms_norm(call, promote(b), wanted)["weight"], layout, memory)}
-    grouped = layout.order is None
+    grouped = layout.adds_at_once
     eps = torch.finfo(b.dtype).eps if module.eps is None else module.eps
     segments = layout.segments if grouped else layout.singles
     sums = kernels.rms_norm_backward(b, call.input, None, module.weight, segments, width, eps, with_input=False)[1]
