@@ -110,7 +110,7 @@ def combine(
 
 def weigh_blindly(rule: Rule, losses: Tensor, layout: ClassLayout, finite: Tensor, norms: Tensor | None = None) -> Step:
     """Return the step of a rule that needs to know nothing of the class gradients, or only remembered ``norms``."""
-    active = (layout.counts > 0) & finite
+    active = finite if all(layout.sizes) else (layout.counts > 0) & finite
     # the extents of losses below 0 say nothing of a norm
     weights = _weights(rule, layout, active if norms is None else active & (norms > 0), norms)
     weights = weights.to(losses.dtype) if norms is None else weights  # in low precision 1/‖g_l‖ may overflow

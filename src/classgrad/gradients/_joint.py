@@ -67,7 +67,8 @@ def all_finite(gradients: Iterable[Tensor]) -> Tensor:
     # A finite sum has finite terms, and costs a CPU a twentieth of the largest element; one that is not may overflow.
     if all(not v.is_cuda and bool(v.sum().isfinite()) for v in values):
         return torch.tensor(True)
-    return torch.nn.utils.get_total_norm(values, torch.inf).isfinite()
+    largest = torch.nn.utils.get_total_norm(values, torch.inf)
+    return largest * 0 == 0  # in fewer operations than isfinite takes
 
 
 def joint_terms(

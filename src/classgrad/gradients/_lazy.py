@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -68,7 +69,9 @@ class LazyNorms:
         """Return q_l of a batch."""
         losses = losses.detach().to(torch.promote_types(losses.dtype, torch.float32))
         each = -torch.expm1(-losses) if self.follow else torch.ones_like(losses)
-        with torch.autocast(losses.device.type, enabled=False):  # a sum on a GPU is a product
+        kind = losses.device.type
+        mixed = torch.is_autocast_enabled(kind)
+        with torch.autocast(kind, enabled=False) if mixed else nullcontext():  # a sum on a GPU is a product
             return layout.sum(each) / layout.examples
 
     def norms(self, extents: Tensor) -> Tensor:

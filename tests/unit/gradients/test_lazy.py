@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from classgrad import ClassGradients, InputError, Normalize, Prefer, Rule, Sum
-from classgrad.gradients import CapturedStep
+from classgrad.gradients import CapturedStep, _plain
 from classgrad.gradients._layout import class_layout
 
 from ._reference import batch, cross_entropy, flat_grad, flat_gradients, loss_of, small_net, unit_sum
@@ -291,6 +291,31 @@ def test_a_gradient_that_is_not_finite_loses_a_step_and_the_next_is_exact():
     assert kinds(steps) == "ellel"
     assert not steps[2].finite.any()
     assert (steps[2].weights == 0).all()
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_gradients_put_side_by_side_come_back_as_they_were(lost, monkeypatch):
+    """As on a GPU, where each operation counts."""
+    monkeypatch.setattr(_plain, "_SMALL", 50)
+    made = {
+        "small": torch.randn(3, 4),
+        "alone of its kind": torch.randn(5, dtype=torch.float64),
+        "large": torch.randn(8, 8),
+        "empty": torch.randn(0, 3),
+        "channels last": torch.randn(2, 3, 2, 2).contiguous(memory_format=torch.channels_last),
+        "number": torch.randn(()),
+        "sparse": torch.randn(4, 2).to_sparse(1),
+        "small too": torch.randn(2, 2, 2),
+    }
+    direction = {nn.Parameter(g.to_dense()): g for g in made.values()}
+    pieces = _plain._pieces(direction, join=True)
+    assert len(pieces) == 6
+    found = dict(part for piece in pieces for part in _plain._parts(*piece, torch.tensor(lost)))
+    assert found.keys() == direction.keys()
+    for p, gradient in direction.items():
+        wanted = gradient.to_dense()
+        assert (found[p].shape, found[p].dtype, found[p].stride()) == (wanted.shape, wanted.dtype, wanted.stride())
+        torch.testing.assert_close(found[p], wanted * (not lost), rtol=0, atol=0)
 
 
 def test_a_class_without_a_gradient_keeps_the_steps_exact():
