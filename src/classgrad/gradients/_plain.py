@@ -38,8 +38,7 @@ def weighted_backward(
     finite = all_finite(piece for _, piece in pieces)
     if losses.is_cuda or not bool(finite):
         step = replace(step, weights=step.weights.where(finite, 0), finite=step.finite & finite)
-        lost = ~finite
-        direction = {p: g for piece in pieces for p, g in _parts(*piece, lost)}
+        direction = {p: g for piece in pieces for p, g in _parts(*piece, finite)}
     refuse(step, wishes)
     return step, direction
 
@@ -65,9 +64,9 @@ def _pieces(direction: Direction, join: bool) -> list[Piece]:
     return [*alone, *zip(small.values(), flat, strict=True)]
 
 
-def _parts(members: list[nn.Parameter], piece: Tensor, lost: Tensor) -> Iterable[tuple[nn.Parameter, Tensor]]:
-    """Return each member's gradient, zero if lost."""
-    kept = piece.to_dense().masked_fill(lost, 0)
+def _parts(members: list[nn.Parameter], piece: Tensor, finite: Tensor) -> Iterable[tuple[nn.Parameter, Tensor]]:
+    """Return each member's gradient, zero if not finite."""
+    kept = piece.to_dense().where(finite, 0)
     if len(members) == 1:
         return [(members[0], kept.view(members[0].shape))]
     return zip(members, _unflatten_dense_tensors(kept, members), strict=True)  # type: ignore[no-untyped-call]

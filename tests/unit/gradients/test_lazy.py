@@ -293,8 +293,8 @@ def test_a_gradient_that_is_not_finite_loses_a_step_and_the_next_is_exact():
     assert (steps[2].weights == 0).all()
 
 
-@pytest.mark.parametrize("lost", [False, True])
-def test_gradients_put_side_by_side_come_back_as_they_were(lost, monkeypatch):
+@pytest.mark.parametrize("finite", [False, True])
+def test_gradients_put_side_by_side_come_back_as_they_were(finite, monkeypatch):
     """As on a GPU, where each operation counts."""
     monkeypatch.setattr(_plain, "_SMALL", 50)
     made = {
@@ -310,12 +310,12 @@ def test_gradients_put_side_by_side_come_back_as_they_were(lost, monkeypatch):
     direction = {nn.Parameter(g.to_dense()): g for g in made.values()}
     pieces = _plain._pieces(direction, join=True)
     assert len(pieces) == 6
-    found = dict(part for piece in pieces for part in _plain._parts(*piece, torch.tensor(lost)))
+    found = dict(part for piece in pieces for part in _plain._parts(*piece, torch.tensor(finite)))
     assert found.keys() == direction.keys()
     for p, gradient in direction.items():
         wanted = gradient.to_dense()
         assert (found[p].shape, found[p].dtype, found[p].stride()) == (wanted.shape, wanted.dtype, wanted.stride())
-        torch.testing.assert_close(found[p], wanted * (not lost), rtol=0, atol=0)
+        torch.testing.assert_close(found[p], wanted * finite, rtol=0, atol=0)
 
 
 def test_a_class_without_a_gradient_keeps_the_steps_exact():
