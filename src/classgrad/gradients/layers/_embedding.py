@@ -14,7 +14,10 @@ from classgrad.gradients._taps import Call
 from classgrad.gradients._terms import Dense, Memory, Term, promote
 
 _GPU_ROWS = 8
-"""Rows of tables on a GPU that cost no more than one that was looked up: the others are nearly all operations."""
+"""Rows of tables on a GPU that cost no more than one that was looked up, which is nearly all operations."""
+
+_TABLES = 2**24
+"""Elements of tables up to which that many are made: more of them would cost memory."""
 
 
 class LookupTerm(Term):
@@ -103,8 +106,10 @@ def _small(tokens: Tensor, values: Tensor, rows: int, layout: ClassLayout, memor
     That takes many small operations, which count on a GPU unless they are recorded.
     """
     known = values.dtype in (torch.float32, torch.float64)
-    looked_up = (_GPU_ROWS if kind_of(values, layout) == "cuda" else 1) * len(tokens)
-    return known and rows <= looked_up and rows * values.shape[1] * values.element_size() <= memory.left
+    size = rows * values.shape[1]
+    many = kind_of(values, layout) == "cuda" and size <= _TABLES
+    looked_up = (_GPU_ROWS if many else 1) * len(tokens)
+    return known and rows <= looked_up and size * values.element_size() <= memory.left
 
 
 def embedding_terms(
