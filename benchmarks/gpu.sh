@@ -18,12 +18,14 @@ ends=$((SECONDS + limit))
 run() { timeout -s KILL $((ends > SECONDS ? ends - SECONDS : 1)) python3 "$@"; }
 left() { echo $((ends - SECONDS - 40)); } # a row or a start of processes may take that long
 
-tests() { run -m pytest -q -m gpu -p no:cacheprovider tests/unit/gradients tests/unit/training tests/unit/dynamics; }
+tests() { run -m pytest -q -m gpu -p no:cacheprovider tests/unit/{gradients,training,dynamics,data}; }
 
 step() {
     local rivals=fused,captured,plain+capt,split,autogram,autojac
-    run benchmarks/step_cost.py --tf32 --models simple_cnn,resnet18,transformer,vgg16 --seconds 0.1 --limit 1 \
-        --contenders $rivals --json "$out/step.json" --budget "$(left)"
+    local what="--tf32 --models simple_cnn,resnet18,transformer,vgg16 --limit 1"
+    run benchmarks/step_cost.py $what --contenders $rivals --seconds 0.1 --json "$out/step.json" --budget "$(left)"
+    # the host's part varies more than the device's
+    run benchmarks/step_cost.py $what --contenders fused --seconds 0.5 --json "$out/eager.json" --budget "$(left)"
 }
 
 scale() {
