@@ -39,7 +39,7 @@ class ClassStream:
                 "Classes can be streamed one by one only under a rule that weighs each by itself and without `gram`. "
                 f"Found rule {rule!r}, gram={wishes.gram}."
             )
-        if total < 1:
+        if type(total) is not int or total < 1:
             raise InputError(f"Parameter `total` should be the number of examples of the whole step. Found {total!r}.")
         self.scopes = scopes
         self.rule = rule

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Set
+from types import NoneType
 
 import torch
 from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 
+from classgrad._errors import InputError
 from classgrad.gradients._step import Step
 
 
 def scale_of(scaler: GradScaler | None, losses: Tensor) -> Tensor | float:
     """Return the loss scale as a tensor on the device, without waiting for it."""
+    if not isinstance(scaler, (GradScaler, NoneType)):
+        raise InputError(f"Parameter `scaler` should be a torch.amp.GradScaler. Found {scaler!r}.")
     if scaler is None or not scaler.is_enabled():
         return 1.0
     scale: Tensor = scaler.scale(torch.ones((), dtype=torch.float32, device=losses.device))

@@ -49,7 +49,7 @@ class ClassBatches(BatchSampler):
         self.drop_last = drop_last
         self.generator = _generator(generator)
         self.num_replicas = positive_int("num_replicas", num_replicas)
-        self.rank = operator.index(rank)
+        self.rank = _integer("rank", rank)
         self._check_replicas()
         self._key = int(torch.randint(2**63 - 1, (), generator=self.generator, device=self.generator.device))
         self._fingerprint: int | None = None
@@ -93,7 +93,7 @@ class ClassBatches(BatchSampler):
 
     def set_epoch(self, epoch: int) -> None:
         """Make the next iteration epoch number `epoch`; a place loaded within that same epoch is kept."""
-        epoch = operator.index(epoch)
+        epoch = _integer("epoch", epoch)
         if epoch < 0:
             raise InputError(f"epoch must not be negative; found {epoch}")
         if self._begun or epoch != self._epoch:
@@ -106,7 +106,7 @@ class ClassBatches(BatchSampler):
         DataLoader with worker processes takes batches in advance, so there the loop should say how far it is.
         The state does not depend on `num_replicas` and `rank`.
         """
-        batch = self._done if done is None else operator.index(done)
+        batch = self._done if done is None else _integer("done", done)
         if not 0 <= batch <= len(self):
             raise InputError(f"done must be from 0 to the {len(self)} batches of an epoch; found {batch}")
         ahead, batch = divmod(batch, len(self))
@@ -166,10 +166,14 @@ def _generator(given: torch.Generator | None) -> torch.Generator:
 
 def positive_int(parameter: str, value: int) -> int:
     """`value` as an int, if it is one and at least 1."""
-    try:
-        number = operator.index(value)
-    except TypeError:
-        number = 0
+    number = _integer(parameter, value, "a positive integer")
     if number < 1:
         raise InputError(f"{parameter} must be a positive integer; found {value!r}")
     return number
+
+
+def _integer(parameter: str, value: int, wanted: str = "an integer") -> int:
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise InputError(f"{parameter} must be {wanted}; found {value!r}") from None

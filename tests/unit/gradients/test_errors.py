@@ -219,6 +219,7 @@ def test_total_is_checked(net):
     x, y = batch(classes=1)
     for total, message in (
         (0, "Parameter `total` should be the number of examples of the whole step. Found 0."),
+        ("8", "Parameter `total` should be the number of examples of the whole step. Found '8'."),
         (9, "Parameter `total` should be the number of examples of the whole step. Found 9, but 8 came."),
     ):
         grads = ClassGradients(net)
@@ -228,6 +229,14 @@ def test_total_is_checked(net):
             grads.finalize()
 
         refuses(message, step)
+
+
+def test_a_scaler_is_checked(net):
+    x, y = batch()
+    grads = ClassGradients(net)
+    message = "Parameter `scaler` should be a torch.amp.GradScaler. Found 'x'."
+    refuses(message, lambda: grads.backward(cross_entropy(net(x), y), y, scaler="x"))
+    refuses(message, lambda: grads.accumulate(cross_entropy(net(x), y), y, scaler="x"))
 
 
 def test_streams_need_one_class_at_a_time(net):

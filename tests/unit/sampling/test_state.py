@@ -190,6 +190,8 @@ def test_a_state_can_be_continued_on_another_number_of_replicas() -> None:
     ("options", "found"),
     [
         ({"rank": 1}, "rank must be from 0 to num_replicas - 1 = 0; found 1"),
+        ({"rank": "a"}, "rank must be an integer; found 'a'"),
+        ({"num_replicas": 1.5}, "num_replicas must be a positive integer; found 1.5"),
         ({"num_replicas": 2, "rank": -1}, "rank must be from 0 to num_replicas - 1 = 1; found -1"),
         ({"num_replicas": 0}, "num_replicas must be a positive integer; found 0"),
         ({"num_replicas": 12}, "each of num_replicas=12; the smallest holds 11: use a larger batch_size$"),
