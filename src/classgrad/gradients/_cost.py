@@ -134,11 +134,7 @@ def tile_of(layout: ClassLayout, positions: int) -> tuple[int, float]:
     With it comes what these take, in seconds per unit of width. It makes pairs of tiles within a class, those of tiles
     that are not full included, each but once.
     """
-    key = (tile_of, positions)
-    found: tuple[int, float] | None = layout.memo.get(key)
-    if found is None:
-        found = layout.memo[key] = _best_tile(layout.tally, positions)
-    return found
+    return layout.memo.recall((tile_of, positions), _best_tile, layout.tally, positions)
 
 
 def _best_tile(sizes: Sizes, positions: int) -> tuple[int, float]:
@@ -158,10 +154,7 @@ def _remembered(decide: Decision) -> Decision:
 
     def recall(positions: int, inner: int, outer: int, layout: ClassLayout, *rest: object, **wish: bool) -> bool:
         key = (decide, positions, inner, outer, *rest, *wish.values())
-        found: bool | None = layout.memo.get(key)
-        if found is None:
-            found = layout.memo[key] = decide(positions, inner, outer, layout, *rest, **wish)
-        return found
+        return layout.memo.recall(key, decide, positions, inner, outer, layout, *rest, **wish)
 
     return cast(Decision, wraps(decide)(recall))
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Hashable
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 _KEPT = 1024
 """Findings that are kept for a make-up of classes."""
@@ -20,6 +23,13 @@ class Memo(dict[Any, Any]):
         if len(self) >= _KEPT:
             self.clear()
         super().__setitem__(key, value)
+
+    def recall(self, key: Hashable, make: Callable[..., T], *given: Any, **named: Any) -> T:
+        """Return ``make(*given, **named)``, which is never None, or what it was when this key was first asked for."""
+        found: T | None = self.get(key)
+        if found is None:
+            found = self[key] = make(*given, **named)
+        return found
 
 
 @lru_cache(_MAKE_UPS)

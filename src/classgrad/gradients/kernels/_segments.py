@@ -66,11 +66,7 @@ class Segments:
 
     def settled(self, make: Callable[..., T], *shape: Hashable) -> T:
         """Return ``make(self, *shape)``, which depends on nothing but the sizes and the shape, as found before."""
-        key = (make, *shape)
-        found: T | None = self._memo.get(key)
-        if found is None:
-            found = self._memo[key] = make(self, *shape)
-        return found
+        return self._memo.recall((make, *shape), make, self, *shape)
 
     def cut(self, rows_per_example: int, size: int) -> Chunks:
         """Cut the classes into chunks of at most ``size`` rows."""

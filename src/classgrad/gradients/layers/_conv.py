@@ -82,9 +82,7 @@ class ConvTerm(ExamplesTerm):
         tf32 = memory.convolutions == "tf32"
         places = (a.shape, a.stride(), b.shape, b.stride(), b.dtype, b.device)
         key = (_way_of, type(module), module.groups, weight.shape, *places, tf32, layout.recorded)
-        way: _Way | None = layout.memo.get(key)
-        if way is None:
-            way = layout.memo[key] = _way_of(module, a, b, layout, tf32)
+        way = layout.memo.recall(key, _way_of, module, a, b, layout, tf32)
         cost = (way.positions, way.inner, weight.shape[0], layout, way.device)
         super().__init__(a, b, layout, weight.shape, memory, cost, way.positions * way.inner * a.element_size())
         self.module = module
