@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
 from classgrad._errors import InputError
 from classgrad.gradients._layout import ClassLayout
-from classgrad.gradients._pack import Pack, pack
+from classgrad.gradients._pack import Member, Pack, pack, parts
 from classgrad.gradients._step import Step
 from classgrad.gradients._terms import Term, promote
 from classgrad.rules import ClassStatistics, Rule
@@ -19,6 +20,8 @@ Terms = Mapping[nn.Parameter, Term]
 Scopes = Mapping[nn.Parameter, int]
 Reference = Mapping[int, Mapping[nn.Parameter, Tensor]]
 """The full-batch class gradients by label, each of unit length over all parameters."""
+Found = list[tuple[list[Member], Tensor]]
+"""The update direction, in as few tensors as it came in, each with the parameters it is of."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +61,7 @@ def combine(
     factor: Tensor | float = 1.0,
     target: Tensor | float = 1.0,
     reference: Reference | None = None,
-) -> tuple[Step, dict[nn.Parameter, Tensor]]:
+) -> tuple[Step, Found]:
     """Weigh the classes by the rule.
 
     ``losses`` are f^(l); ``terms`` hold ``factor`` times the class gradients; the direction comes back times
@@ -72,6 +75,28 @@ def combine(
     sums = _sums_by_scope([each.term for each in packs], owners, count, losses, kind)
     if not _is_one(factor):
         sums = sums / (factor * factor)
+    known = "projections" not in rule.needs
+    step = judge(sums, rule, losses, layout, None if known else partial(_projections, terms, reference, layout, factor))
+    refuse(step, wishes)
+    scaled = step.weights if target is factor else step.weights * (target / factor)
+    by_scope = (scaled,) if whole else scaled.unbind()
+    known_finite = not step.finite.is_cuda and bool(step.finite.all())  # a GPU is not waited for to find out
+    del terms  # what the class gradients are held in is let go as the direction comes
+    return step, weigh_packs(packs, [by_scope[owner] for owner in owners], known_finite)
+
+
+def judge(
+    sums: Tensor,
+    rule: Rule,
+    losses: Tensor,
+    layout: ClassLayout,
+    projections_at: Callable[[Tensor], Tensor] | None = None,
+) -> Step:
+    """Return what the rule says to the squared norms (S, L) or Gram matrices (S, L, L) of the scopes.
+
+    ``projections_at`` are the projections of class gradients of given norms, if it asks for them.
+    """
+    whole = rule.per == "model"
     gram = sums if sums.dim() == 3 else None
     squares = sums if gram is None else sums.diagonal(dim1=1, dim2=2)
     norms = squares.clamp_min(0).sqrt()
@@ -79,33 +104,36 @@ def combine(
     total = lengths[0] if len(lengths) == 1 else squares.sum(0).clamp_min(0).sqrt()
     finite = losses * 0 == total * 0  # both are, else one of them is NaN times 0
     usable = finite if all(layout.sizes) else (layout.counts > 0) & finite
-    projections = _projections(terms, reference, layout, total, factor) if "projections" in rule.needs else None
+    projections = None if projections_at is None else projections_at(total)
     each_scope = [
         _weights(rule, layout, usable & (length > 0), length, None if gram is None else gram[s], projections)
         for s, length in enumerate(lengths)
     ]
-    weights = each_scope[0] if whole else torch.stack(each_scope)
-    step = Step(
+    return Step(
         classes=layout.classes.clone(),  # the layout is kept for the next batch that is alike
         counts=layout.counts.clone(),
         losses=losses,
-        weights=weights,
+        weights=each_scope[0] if whole else torch.stack(each_scope),
         finite=finite,
         norms=total,
         gram=None if gram is None else gram.sum(0),
         projections=projections,
     )
-    refuse(step, wishes)
-    scaled = weights if target is factor else weights * (target / factor)
-    by_scope = (scaled,) if whole else scaled.unbind()
-    known_finite = not finite.is_cuda and bool(finite.all())  # a GPU is not waited for to find out
-    directions: dict[nn.Parameter, Tensor] = {}
-    del terms  # what the class gradients are held in is let go as the direction comes
-    for owner in owners:
+
+
+def weigh_packs(packs: list[Pack], weights: Sequence[Tensor], finite: bool) -> Found:
+    """Return the direction; ``packs`` are let go of as it comes."""
+    found: Found = []
+    for own in weights:
         each = packs.pop(0)
-        directions.update(each.parts(each.term.weighted(by_scope[owner], known_finite)))
+        found.append((each.members, each.term.weighted(own, finite)))
         del each
-    return step, directions
+    return found
+
+
+def handed_out(found: Found) -> dict[nn.Parameter, Tensor]:
+    """Return the direction of every parameter."""
+    return {p: part for members, direction in found for p, part in parts(members, direction)}
 
 
 def weigh_blindly(rule: Rule, losses: Tensor, layout: ClassLayout, finite: Tensor, norms: Tensor | None = None) -> Step:
@@ -152,7 +180,7 @@ def _sums_by_scope(terms: Sequence[Term], owners: Sequence[int], count: int, los
 
 
 def _projections(
-    terms: Terms, reference: Reference | None, layout: ClassLayout, norms: Tensor, factor: Tensor | float
+    terms: Terms, reference: Reference | None, layout: ClassLayout, factor: Tensor | float, norms: Tensor
 ) -> Tensor:
     """Return p_l, the cosine between each class gradient and its reference (Eq. 8)."""
     if reference is None:

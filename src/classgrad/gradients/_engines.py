@@ -87,6 +87,10 @@ class Engines:
         """Let go of what the layers of a graph saw."""
         self._capture.release(graph.marked)
 
+    def memory(self) -> Memory:
+        """Return what the class gradients of a step may take."""
+        return Memory(self.max_memory, self._scratch)
+
     def terms(
         self,
         losses: Tensor,
@@ -99,7 +103,7 @@ class Engines:
         keep_graph: bool = False,
     ) -> Terms:
         """Return ``seed`` times the sums of the example gradients of each class."""
-        memory = Memory(self.max_memory, self._scratch)
+        memory = self.memory()
         if plan is None:
             return joint_terms(losses, layout, parameters, seed, memory, keep_graph)
         return fused_terms(losses, layout, plan.calls, plan.ends, parameters, plan.rest, seed, memory, gram, keep_graph)

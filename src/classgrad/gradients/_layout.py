@@ -34,6 +34,8 @@ class ClassLayout:
     recorded = False
     """Whether steps on it are to be recorded and replayed, so that their launches take no time."""
     _offsets: Tensor | None = None
+    _packed: Tensor
+    """What offsets, classes, counts, index and order are parts of."""
 
     def __init__(self, classes: Tensor, index: Tensor) -> None:
         self._lay_out(classes.cpu().numpy(), index.cpu().numpy(), index.device)
@@ -50,15 +52,16 @@ class ClassLayout:
         parts = [offsets.view(np.int64), classes, counts, index]
         if (index[1:] < index[:-1]).any():
             parts.append(index.argsort(kind="stable"))
-        if device.type == "cpu":
-            sent = [torch.from_numpy(part) for part in parts]
-        else:
-            # Without waiting: what is not pinned has been read by the time the call returns.
-            packed = torch.from_numpy(np.concatenate(parts)).to(device, non_blocking=True)
-            sent = list(torch.split(packed, [len(part) for part in parts]))
-        self._offsets = sent[0].view(torch.int32)[: len(counts) + 1]
-        self.classes, self.counts, self.index = sent[1:4]
-        self.order = sent[4] if len(sent) > 4 else None
+        # Without waiting: what is not pinned has been read by the time the call returns.
+        self._unpack(torch.from_numpy(np.concatenate(parts)).to(device, non_blocking=True), len(parts) > 4)
+
+    def _unpack(self, packed: Tensor, shuffled: bool) -> None:
+        ends = [self.examples] * (2 if shuffled else 1)
+        parts = torch.split(packed, [(len(self) + 2) // 2, len(self), len(self), *ends])
+        offsets, self.classes, self.counts, self.index = parts[:4]
+        self._packed = packed
+        self._offsets = offsets.view(torch.int32)[: len(self) + 1]
+        self.order = parts[4] if shuffled else None
 
     def __len__(self) -> int:
         return len(self.sizes)
@@ -121,14 +124,26 @@ class ClassLayout:
 
     def grouped(self) -> ClassLayout:
         """Return the layout of the same batch in class order."""
-        return self._grouped
+        return self if self.order is None else self._grouped
 
     @cached_property
     def _grouped(self) -> ClassLayout:
+        return self._again(torch.cat([self._packed[: -2 * self.examples], self.group(self.index)]), shuffled=False)
+
+    def placed(self) -> ClassLayout:
+        """Return a layout in memory of its own, which :meth:`move_to` can fill."""
+        return self._again(self._packed.clone(), self.order is not None)
+
+    def move_to(self, place: ClassLayout) -> None:
+        """Have a layout of as many examples of as many classes, in such an order, be that of this batch from now on."""
+        place._packed.copy_(self._packed)
+
+    def _again(self, packed: Tensor, shuffled: bool) -> ClassLayout:
+        """Return a layout of the same classes, without what was worked out from the order of the examples."""
         out = copy.copy(self)
-        out.__dict__ = {**vars(self), "index": self.group(self.index), "order": None}
-        for made in ("_members", "grouped_index", "singles"):
-            out.__dict__.pop(made, None)
+        made = ("_members", "_grouped", "grouped_index", "segments", "singles")
+        out.__dict__ = {name: value for name, value in vars(self).items() if name not in made}
+        out._unpack(packed, shuffled)
         return out
 
     def group(self, values: Tensor) -> Tensor:

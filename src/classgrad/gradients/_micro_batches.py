@@ -13,7 +13,7 @@ from classgrad._errors import InputError
 from classgrad.gradients._accumulate import Accumulator
 from classgrad.gradients._basis import Basis
 from classgrad.gradients._checks import check_labels
-from classgrad.gradients._combine import combine, scope_of
+from classgrad.gradients._combine import combine, handed_out, scope_of
 from classgrad.gradients._joint import gradients_of
 from classgrad.gradients._layout import ClassLayout
 from classgrad.gradients._select import class_parts, examples_of, select
@@ -69,7 +69,7 @@ class MicroBatches:
             else:
                 basis.reduce(pending)
                 terms, losses, layout = pending.finish()
-                step, direction = combine(
+                step, found = combine(
                     terms,
                     scope_of(basis.parameters, basis.model, basis.rule),
                     basis.rule,
@@ -79,6 +79,7 @@ class MicroBatches:
                     factor=max(1, layout.examples),
                     reference=basis.reference,
                 )
+                direction = handed_out(found)
             return write(step, direction, basis.sparse, scaler, scale_of(scaler, step.losses))
 
     def by_class(self, loss_fn: LossFunction, x: Any, y: Tensor, chunk: int | None, scaler: GradScaler | None) -> Step:

@@ -24,27 +24,29 @@ class Pack:
     term: Term
     members: list[Member]
 
-    def parts(self, direction: Tensor) -> Iterable[tuple[nn.Parameter, Tensor]]:
-        """Return the direction of each parameter from that of all of them."""
-        first = self.members[0][0]
-        if len(self.members) == 1 and direction.shape == first.shape:
-            return [(first, direction)]
-        flat = direction.reshape(-1)
-        if self._gapless():
-            parameters = [p for p, _ in self.members]
-            return zip(parameters, _unflatten_dense_tensors(flat, parameters), strict=True)  # type: ignore[no-untyped-call]
-        start = flat.storage_offset()
-        return [(p, flat.as_strided(p.shape, dense_strides(p.shape), start + column)) for p, column in self.members]
 
-    def _gapless(self) -> bool:
-        """Whether the members lie one after the other, so that all are had in one operation."""
-        stop = 0
-        for p, column in self.members:
-            size = p.numel()
-            if column != stop or not size:
-                return False
-            stop += size
-        return True
+def parts(members: Sequence[Member], direction: Tensor) -> Iterable[tuple[nn.Parameter, Tensor]]:
+    """Return the direction of each parameter of a pack from that of all of them."""
+    first = members[0][0]
+    if len(members) == 1 and direction.shape == first.shape:
+        return [(first, direction)]
+    flat = direction.reshape(-1)
+    if _gapless(members):
+        parameters = [p for p, _ in members]
+        return zip(parameters, _unflatten_dense_tensors(flat, parameters), strict=True)  # type: ignore[no-untyped-call]
+    start = flat.storage_offset()
+    return [(p, flat.as_strided(p.shape, dense_strides(p.shape), start + column)) for p, column in members]
+
+
+def _gapless(members: Sequence[Member]) -> bool:
+    """Whether the members lie one after the other, so that all are had in one operation."""
+    stop = 0
+    for p, column in members:
+        size = p.numel()
+        if column != stop or not size:
+            return False
+        stop += size
+    return True
 
 
 Shared = tuple[Block, Memory, list[Member]]

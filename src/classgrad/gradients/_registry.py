@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 
 from torch import Tensor, nn
@@ -13,6 +13,7 @@ from classgrad.gradients._taps import Call
 from classgrad.gradients._terms import Memory, Sums, Term
 
 PerExample = Callable[[nn.Module, Tensor, Tensor], Mapping[str, Tensor]]
+Through = Callable[[Call, Tensor, ClassLayout, Memory, Tensor | None], tuple[Tensor | None, dict[str, Term]]]
 
 
 @dataclass(frozen=True)
@@ -22,14 +23,18 @@ class LayerRule:
     ``terms(call, b, layout, memory, wanted)`` returns a term for each wanted parameter name;
     ``applies(call, examples)`` says whether this call is one the rule covers (examples in the first dimension, options
     it knows). ``through``, where there is one, does what ``terms`` does and returns the input's gradient as well, which
-    it comes by on the way. ``blind`` are the parameters whose gradient does not depend on what went in.
+    it comes by on the way, in the tensor it is given for that if any. ``blind`` are the parameters whose gradient does
+    not depend on what went in. ``options(call)``, where there is one, tells what decides about the operations that
+    ``terms`` and ``through`` launch beside the tensors of the call, None if anything else does: where they all are what
+    they were, these operations can be replayed.
     """
 
     parameters: tuple[str, ...]
     terms: Callable[[Call, Tensor, ClassLayout, Memory, frozenset[str]], dict[str, Term]]
     applies: Callable[[Call, int], bool]
-    through: Callable[[Call, Tensor, ClassLayout, Memory], tuple[Tensor | None, dict[str, Term]]] | None = None
+    through: Through | None = None
     blind: frozenset[str] = frozenset()
+    options: Callable[[Call], Hashable | None] | None = None
 
 
 _RULES: dict[type[nn.Module], LayerRule] = {}

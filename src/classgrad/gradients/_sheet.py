@@ -37,6 +37,17 @@ class Block:
         self.used += width
         return self.rows[:, self.used - width : self.used]
 
+    def take_up(self, start: int, stop: int) -> None:
+        """Have the columns from ``start`` to ``stop`` in use; those in between hold zeros."""
+        if start > self.used:
+            self.rows[:, self.used : start].zero_()
+        self.used = stop
+
+    def view(self, column: int, shape: torch.Size) -> Tensor:
+        """Return the (L, *shape) class gradients of a parameter, from its first column on."""
+        classes, columns = self.rows.shape
+        return self.rows.as_strided((classes, *shape), (columns, *dense_strides(shape)), column)
+
     @property
     def filled(self) -> Tensor:
         """The columns in use."""
@@ -51,6 +62,8 @@ class Sheet:
         self._left = columns
         self._placed = 0
         self._open: dict[object, Block] = {}
+        self.next: Tensor | None = None
+        """The matrix of the block that is opened next, if that is known."""
 
     def place(self, shape: torch.Size, like: Tensor) -> tuple[Tensor, Block, int]:
         """Return an unfilled (L, *shape) view for a parameter's class gradients, its block and its first column."""
@@ -61,21 +74,33 @@ class Sheet:
         if block is None or start + size > block.rows.shape[1]:
             least = max(_BLOCK, _GPU_BLOCK // self._classes) if like.is_cuda else _BLOCK
             columns = max(size, min(self._left, max(least, self._placed)))
-            block = Block(like.new_empty(self._classes, columns))
+            block = Block(like.new_empty(self._classes, columns) if self.next is None else self.next)
+            self.next = None
             self._open[key] = block
             start = 0
-        if start > block.used:
-            block.rows[:, block.used : start].zero_()
-        block.used = start + size
+        block.take_up(start, start + size)
         self._left -= size
         self._placed += size
-        columns = block.rows.shape[1]
-        out = block.rows.as_strided((self._classes, *shape), (columns, *dense_strides(shape)), start)
-        return out, block, start
+        return block.view(start, shape), block, start
 
     def skip(self, shape: torch.Size) -> None:
         """Note that a parameter's class gradients will not come: no room need be held for them."""
         self._left -= shape.numel()
+
+    def open(self, like: Tensor) -> Block | None:
+        """Return the block that values of such a kind go to while there is room on it."""
+        return self._open.get((like.dtype, like.device))
+
+    @property
+    def state(self) -> tuple[int, int]:
+        """What decides, beside the open block, where the next parameter goes."""
+        return self._left, self._placed
+
+    def go_on(self, state: tuple[int, int], block: Block | None) -> None:
+        """Be as if the parameters had been placed that lead to this state and this open block."""
+        self._left, self._placed = state
+        if block is not None:
+            self._open[(block.rows.dtype, block.rows.device)] = block
 
     def _start(self, block: Block) -> int:
         return aligned(block.used) if block.rows.is_cuda else block.used

@@ -7,13 +7,14 @@ from torch import Tensor
 from torch.amp.grad_scaler import GradScaler
 
 from classgrad.gradients._basis import Basis
-from classgrad.gradients._combine import class_losses, combine, scope_of
+from classgrad.gradients._combine import class_losses, combine, handed_out, scope_of
 from classgrad.gradients._engines import Plan
 from classgrad.gradients._joint import class_passes
 from classgrad.gradients._layout import ClassLayout
 from classgrad.gradients._lazy import LazyNorms
 from classgrad.gradients._parameters import own_parameters
 from classgrad.gradients._plain import weighted_backward
+from classgrad.gradients._replays import Replays
 from classgrad.gradients._step import Step
 from classgrad.gradients._stream import Direction
 from classgrad.gradients._write import scale_of, write
@@ -25,6 +26,7 @@ class SingleStep:
     def __init__(self, basis: Basis, norms: LazyNorms | None) -> None:
         self._basis = basis
         self.norms = norms
+        self._replays = Replays()
 
     def make(self, losses: Tensor, layout: ClassLayout, scaler: GradScaler | None, lazy: bool | None) -> Step:
         """Take the class gradients as far as the rule needs them and write the direction."""
@@ -34,31 +36,37 @@ class SingleStep:
         extents, norms = self._recall(losses, layout, lazy)
         scale = scale_of(scaler, losses)
         unwritten: Tensor | float = 1.0  # the part of the scale that is not in the direction
-        f = class_losses(losses, layout)
+        f = class_losses(losses, layout) if norms is not None or self._blind() else None
         parameters = basis.parameters
-        plain = self._plain(f, norms)
+        plain = f is not None and (f.is_cuda or bool(f.isfinite().all()))
         with basis.graph(losses, needed=norms is None or not plain) as graph:
             plan = None if plain else basis.engines.plan(losses, layout, graph, parameters)
-            if plain:
+            if f is not None and plain:
                 step, direction = weighted_backward(
                     losses, layout, f, scale, basis.rule, parameters, basis.wishes, norms
                 )
             elif self._streams(plan, layout):
                 step, direction = self._class_by_class(losses, layout, scale)
                 unwritten = scale
+            elif plan is not None and self._replays.suit(losses, layout, basis.rule, basis.wishes, scale):
+                given = (losses, layout, plan.calls, plan.ends, parameters, plan.rest)
+                step, direction = self._replays.step(*given, basis.engines.memory(), basis.rule)
             else:
-                seed = scale / layout.examples
-                step, direction = combine(
-                    basis.engines.terms(losses, layout, plan, parameters, seed, gram=basis.asks_gram),
+                terms = [
+                    basis.engines.terms(losses, layout, plan, parameters, scale / layout.examples, gram=basis.asks_gram)
+                ]
+                step, found = combine(
+                    terms.pop(),  # nobody else holds it, so that it is let go as the direction comes
                     {} if basis.rule.per == "model" else scope_of(parameters, basis.model, basis.rule),
                     basis.rule,
-                    f,
+                    class_losses(losses, layout) if f is None else f,
                     layout,
                     basis.wishes,
                     factor=scale,
                     target=scale,
                     reference=basis.reference,
                 )
+                direction = handed_out(found)
             write(step, direction, basis.sparse, scaler, unwritten)
             self._remember(step, layout, extents, lazy)
             return step
@@ -95,12 +103,11 @@ class SingleStep:
             if lazy is None:
                 self.norms.note(layout, exact=step.norms is not None)
 
-    def _plain(self, f: Tensor, norms: Tensor | None) -> bool:
-        """Whether nothing needs the classes told apart, so that one ordinary backward pass will do."""
+    def _blind(self) -> bool:
+        """Whether nothing asks for the classes to be told apart, so that one ordinary backward pass may do."""
         rule, wishes = self._basis.rule, self._basis.wishes
         asked = rule.needs or wishes.norms or wishes.gram
-        blind = not asked and rule.per == "model" and rule.separable
-        return (blind or norms is not None) and (f.is_cuda or bool(f.isfinite().all()))
+        return not asked and rule.per == "model" and rule.separable
 
     def _streams(self, plan: Plan | None, layout: ClassLayout) -> bool:
         """Whether the classes should be taken one by one: they may, and nothing shorter is possible."""

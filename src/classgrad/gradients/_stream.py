@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from classgrad._errors import InputError
-from classgrad.gradients._combine import Reference, Scopes, Wishes, combine, refuse
+from classgrad.gradients._combine import Reference, Scopes, Wishes, combine, handed_out, refuse
 from classgrad.gradients._layout import one_class
 from classgrad.gradients._step import Step
 from classgrad.gradients._terms import Dense, Memory, promote
@@ -78,7 +78,7 @@ class ClassStream:
         """Weigh the class at hand and add it to the direction."""
         if self._label is None:
             return
-        step, direction = combine(
+        step, found = combine(
             {p: Dense(s[None], Memory(0)) for p, s in self._sums.items()},
             self.scopes,
             self.rule,
@@ -89,7 +89,7 @@ class ClassStream:
         )
         self._steps[self._label] = step
         self._seen += self._count
-        for p, part in direction.items():
+        for p, part in handed_out(found).items():
             if p in self.direction:
                 self.direction[p] += part
             else:

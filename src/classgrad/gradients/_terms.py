@@ -115,6 +115,10 @@ class Term(ABC):
         multiplied, since 0 × inf is NaN.
         """
 
+    def weigh_into(self, weights: Tensor, out: Tensor) -> None:
+        """Write Σ_l w_l g_l, without class gradients of weight zero, which need not be finite."""
+        out.copy_(self.weighted(weights, finite=False))
+
     @property
     def bytes_per_class(self) -> int:
         """The size of one class gradient, at least in single precision."""
@@ -223,6 +227,14 @@ class Dense(Term):
         """Return the weighted sum."""
         assert self._kept is not None
         return weigh(weights, self._kept, finite)
+
+    def weigh_into(self, weights: Tensor, out: Tensor) -> None:
+        """Write the weighted sum, at once where a kernel makes it."""
+        values = rows(self.held)
+        if kernels.available(values) and values.stride(1) == 1:
+            kernels.weighted_sum(values, weights.to(values.dtype), out.view(-1))
+        else:
+            super().weigh_into(weights, out)
 
 
 def _square_norms(values: Tensor) -> Tensor:

@@ -149,14 +149,22 @@ def _input_gradient(
 
 
 def group_norm_backward(
-    dy: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor | None, groups: int
+    dy: Tensor,
+    x: Tensor,
+    mean: Tensor,
+    rstd: Tensor,
+    weight: Tensor | None,
+    groups: int,
+    *,
+    out: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return dx and every example's weight and bias gradient, (N, C) each.
 
-    ``x`` and ``dy`` (N, C, ...) are contiguous or channels-last, ``mean`` and ``rstd`` (N, groups) as torch saves them.
+    ``mean`` and ``rstd`` (N, groups) are as torch saves them. dx is written to ``out``, if that is given: it lies in
+    memory as ``x`` does, contiguous or channels-last.
     """
     dy, x, shape = _laid_out(dy, x)
-    dx = torch.empty_like(x)
+    dx = torch.empty_like(x) if out is None else out
     launch = _settle(len(x), *shape.values(), groups, weight is not None)
     if launch is None:
         return (dx, *_in_two_passes(dy, x, mean, rstd, weight, groups, dx, shape))

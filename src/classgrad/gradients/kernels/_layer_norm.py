@@ -86,13 +86,15 @@ def layer_norm_backward(
     width: int,
     *,
     with_input: bool = True,
+    out: Tensor | None = None,
 ) -> tuple[Tensor | None, Tensor, Tensor]:
     """Return dx (None unless ``with_input``) and the classes' weight and bias gradients, (L, width) each.
 
     The last dimensions of ``x`` and ``dy`` (N, ...), ``width`` numbers together, are normalized; examples are grouped
-    by class, and ``mean`` and ``rstd`` hold one number per row, as torch saves them.
+    by class, and ``mean`` and ``rstd`` hold one number per row, as torch saves them. dx is written to ``out``, which is
+    contiguous, if that is given.
     """
-    dx, sums = _run(dy, x, mean, rstd, weight, segments, width, 0.0, with_input)
+    dx, sums = _run(dy, x, mean, rstd, weight, segments, width, 0.0, with_input, out)
     return dx, sums[:, :width], sums[:, width:]
 
 
@@ -124,12 +126,13 @@ def _run(
     width: int,
     eps: float,
     with_input: bool,
+    out: Tensor | None = None,
 ) -> tuple[Tensor | None, Tensor]:
     """Return dx and the classes' sums for the weight and, if there is a mean, next to them those for the bias."""
     dy, x = dy.contiguous(), x.contiguous()
     given = (mean is not None, rstd is not None, weight is not None, with_input)
     chunks, launch = segments.settled(_settle, x.shape, width, float(eps), *given)
-    dx = torch.empty_like(x) if with_input else None
+    dx = torch.empty_like(x) if with_input and out is None else out
     parts = x.new_empty(chunks.slots, width if mean is None else 2 * width)
     launch(dy, x, mean, rstd, weight, dx, parts, segments.offsets)
     return dx, sum_slots(parts, segments, chunks)

@@ -193,5 +193,10 @@ def _batched(call: Call, examples: int) -> bool:
     return len(shape) == len(cast(Any, call.module).kernel_size) + 2 and shape[0] == examples
 
 
+def _options(call: Call) -> tuple[object, ...]:
+    m = cast(_ConvNd, call.module)
+    return m.stride, m.padding, m.dilation, m.groups, m.padding_mode, m.output_padding
+
+
 for _layer in (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d):
-    add_rule(_layer, LayerRule(("weight", "bias"), conv_terms, _batched))
+    add_rule(_layer, LayerRule(("weight", "bias"), conv_terms, _batched, options=_options))

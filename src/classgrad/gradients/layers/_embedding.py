@@ -160,5 +160,10 @@ def _known_bag(call: Call, examples: int) -> bool:
     return _known_options(call, examples) and cast(nn.EmbeddingBag, call.module).mode != "max"
 
 
-add_rule(nn.Embedding, LayerRule(("weight",), embedding_terms, _known_embedding))
+def _options(call: Call) -> tuple[object, ...] | None:
+    """How many rows are told apart is not known beforehand where padding is left out."""
+    return () if cast(nn.Embedding, call.module).padding_idx is None else None
+
+
+add_rule(nn.Embedding, LayerRule(("weight",), embedding_terms, _known_embedding, options=_options))
 add_rule(nn.EmbeddingBag, LayerRule(("weight",), embedding_bag_terms, _known_bag))

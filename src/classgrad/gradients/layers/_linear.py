@@ -47,7 +47,14 @@ class ExamplesTerm(Term):
         self.b = b
         self.layout = layout
         self.cost = cost
+        self._example_bytes = example_bytes
         self._at_a_time = max(1, rates(cost[4]).rows_bytes // max(1, example_bytes))
+
+    @property
+    def working_bytes(self) -> int:
+        """About how much memory is needed at a time beside inputs, output gradients and what is made of them."""
+        rows = min(self.layout.examples, self._at_a_time) * self._example_bytes
+        return rows + self.a.nbytes + self.b.nbytes
 
     @property
     def _has_kernels(self) -> bool:
@@ -242,4 +249,6 @@ def linear_terms(call: Call, b: Tensor, layout: ClassLayout, memory: Memory, wan
     return terms
 
 
-add_rule(nn.Linear, LayerRule(("weight", "bias"), linear_terms, leading, blind=frozenset({"bias"})))
+add_rule(
+    nn.Linear, LayerRule(("weight", "bias"), linear_terms, leading, blind=frozenset({"bias"}), options=lambda _: ())
+)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any, cast
 
 import torch
@@ -13,7 +13,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from classgrad.gradients import kernels
 from classgrad.gradients._layout import ClassLayout
-from classgrad.gradients._registry import LayerRule, add_rule, leading
+from classgrad.gradients._registry import LayerRule, Through, add_rule, leading
 from classgrad.gradients._taps import Call
 from classgrad.gradients._terms import Dense, Memory, Sums, Term, promote
 
@@ -24,7 +24,8 @@ def _rule(
     sums: PerExampleSums,
     parameters: tuple[str, ...] = ("weight", "bias"),
     applies: Callable[[Call, int], bool] = leading,
-    through: Callable[[Call, Tensor, ClassLayout, Memory], tuple[Tensor | None, dict[str, Term]]] | None = None,
+    through: Through | None = None,
+    options: Callable[[Call], Hashable | None] | None = None,
 ) -> LayerRule:
     """Make a rule from per-example gradients that are as small as the parameters."""
 
@@ -32,7 +33,7 @@ def _rule(
         per_example = sums(call, promote(b), wanted)
         return {name: Sums(per_example[name], layout, memory) for name in wanted}
 
-    return LayerRule(parameters, terms, applies, through)
+    return LayerRule(parameters, terms, applies, through, options=options)
 
 
 def _layer_norm(call: Call, b: Tensor, wanted: frozenset[str]) -> dict[str, Tensor]:
@@ -52,7 +53,7 @@ def _layer_norm(call: Call, b: Tensor, wanted: frozenset[str]) -> dict[str, Tens
 
 
 def _layer_norm_through(
-    call: Call, b: Tensor, layout: ClassLayout, memory: Memory, *, with_input: bool = True
+    call: Call, b: Tensor, layout: ClassLayout, memory: Memory, out: Tensor | None = None, *, with_input: bool = True
 ) -> tuple[Tensor | None, dict[str, Term]]:
     module = cast(nn.LayerNorm, call.module)
     assert call.saved is not None
@@ -60,7 +61,7 @@ def _layer_norm_through(
     grouped = layout.adds_at_once
     segments = layout.segments if grouped else layout.singles
     given = (b, call.input, *call.saved, module.weight, segments, width)
-    x, *sums = kernels.layer_norm_backward(*given, with_input=with_input)
+    x, *sums = kernels.layer_norm_backward(*given, with_input=with_input, out=out)
     if len(module.normalized_shape) > 1:
         sums = [values.view(-1, *module.normalized_shape) for values in sums]
     weight, bias = ((Dense(v, memory) if grouped else Sums(v, layout, memory)) for v in sums)
@@ -148,11 +149,11 @@ def _group_norm(call: Call, b: Tensor, wanted: frozenset[str]) -> dict[str, Tens
 
 
 def _group_norm_through(
-    call: Call, b: Tensor, layout: ClassLayout, memory: Memory
+    call: Call, b: Tensor, layout: ClassLayout, memory: Memory, out: Tensor | None = None
 ) -> tuple[Tensor | None, dict[str, Term]]:
     module = cast(nn.GroupNorm, call.module)
     assert call.saved is not None
-    x, *sums = kernels.group_norm_backward(b, call.input, *call.saved, module.weight, module.num_groups)
+    x, *sums = kernels.group_norm_backward(b, call.input, *call.saved, module.weight, module.num_groups, out=out)
     return x, {name: Sums(values, layout, memory) for name, values in zip(("weight", "bias"), sums, strict=True)}
 
 
@@ -214,9 +215,20 @@ def _channels_batched(call: Call, examples: int) -> bool:
     return leading(call, examples) and call.input.dim() == {"1": 3, "2": 4, "3": 5}[type(call.module).__name__[-2]]
 
 
-add_rule(nn.LayerNorm, LayerRule(("weight", "bias"), _layer_norm_terms, _over_features, _layer_norm_through))
-add_rule(nn.RMSNorm, LayerRule(("weight",), _rms_norm_terms, _over_features))
-add_rule(nn.GroupNorm, _rule(_group_norm, through=_group_norm_through))
+def _features(call: Call) -> Hashable:
+    module: Any = call.module
+    return module.normalized_shape, module.eps
+
+
+def _groups(call: Call) -> Hashable:
+    module: Any = call.module
+    return module.num_groups, module.eps
+
+
+_LAYER_NORM = LayerRule(("weight", "bias"), _layer_norm_terms, _over_features, _layer_norm_through, options=_features)
+add_rule(nn.LayerNorm, _LAYER_NORM)
+add_rule(nn.RMSNorm, LayerRule(("weight",), _rms_norm_terms, _over_features, options=_features))
+add_rule(nn.GroupNorm, _rule(_group_norm, through=_group_norm_through, options=_groups))
 add_rule(nn.PReLU, _rule(_prelu, ("weight",)))
 for _layer, _sums in (
     (nn.InstanceNorm1d, _instance_norm),

@@ -1,0 +1,186 @@
+"""Steps on a GPU whose own operations are replayed, where they come again, rather than launched one by one.
+
+The forward and backward pass are the user's and run as always, hooks and all. What a step adds, at every layer and at
+its end, are many small operations that take the host longer to launch than the device to run. They are none of the
+user's code; they are recorded in pieces as CUDA graphs, which the host launches in one call each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from classgrad.gradients._audit import Calls
+from classgrad.gradients._combine import Found, Wishes, class_losses, handed_out, judge, weigh_packs
+from classgrad.gradients._ending import Ending, total
+from classgrad.gradients._fused import other_terms, send_back
+from classgrad.gradients._layout import ClassLayout
+from classgrad.gradients._pack import pack
+from classgrad.gradients._recorder import Recorder, Shelf
+from classgrad.gradients._replayed_calls import Hit, Piece, Replaying
+from classgrad.gradients._step import Step
+from classgrad.gradients._terms import Memory, Term, promote
+from classgrad.rules import Normalize, Prefer, Rule, Sum
+
+_LEAST_ROOM = 2**26
+_SHARE = 6
+"""Recordings of layers take memory of their own for what they work on: at most one part in so many of what the layers
+saw of a batch, or the least room if that is more."""
+
+
+class Replays:
+    """Makes steps, and records and replays what it can of them."""
+
+    def __init__(self) -> None:
+        self._recorder = Recorder()
+        self._make_ups: Shelf[_MakeUp] = Shelf()
+
+    def __reduce__(self) -> tuple[type[Replays], tuple[()]]:
+        """Have copies record their own."""
+        return Replays, ()
+
+    def suit(self, losses: Tensor, layout: ClassLayout, rule: Rule, wishes: Wishes, scale: Tensor | float) -> bool:
+        """Say whether a step asks for norms alone, never waits for the device and runs no code of the user's."""
+        return (
+            self._recorder.suits(losses)
+            and not wishes.gram
+            and "error" not in (wishes.on_missing, wishes.on_nonfinite)
+            and isinstance(scale, float)
+            and rule.per == "model"
+            and _is_pure(rule)
+            and not layout.recorded  # a whole step is
+        )
+
+    def step(
+        self,
+        losses: Tensor,
+        layout: ClassLayout,
+        calls: Calls,
+        ends: Calls,
+        parameters: Sequence[nn.Parameter],
+        rest: frozenset[int],
+        memory: Memory,
+        rule: Rule,
+    ) -> tuple[Step, dict[nn.Parameter, Tensor]]:
+        """Return the step that the rule makes of the class gradients, and its direction."""
+        seed = 1 / layout.examples
+        outside = other_terms(losses, layout, parameters, rest, seed, memory)
+        room = max(_LEAST_ROOM, sum([each.call.input.nbytes for each in calls]) // _SHARE)
+        make_up = self._make_up(layout, memory, room)
+        covered = [p for p in parameters if id(p) not in rest]
+        places = (None, layout) if make_up is None else (make_up.pieces, make_up.layout)
+        taker = Replaying(calls, covered, layout, memory, room, self._recorder, *places)
+        send_back(losses, calls, ends, seed, taker)
+        packs = pack(outside | taker.terms(parameters))
+        outside.clear()  # what the class gradients are held in is let go as the direction comes
+        given = [each.term.square_norms() for each in packs]
+        hits = [outcome for outcome in taker.outcomes if isinstance(outcome, Hit)]
+        known = None
+        if make_up is not None and hits and len(hits) == len(taker.outcomes):
+            key = (repr(rule), memory.left, losses.shape, losses.dtype, *[v.dtype for v in given])
+            known = make_up.ends((*key, *[hit.recording.number for hit in hits]))
+        replayed = None if known is None else self._replayed(known, hits, given, losses, memory, rule)
+        if replayed is not None:
+            step, found = replayed
+        else:
+            terms: dict[nn.Parameter, Term] = {}
+            for outcome in taker.outcomes:
+                terms.update(outcome.terms(layout, memory) if isinstance(outcome, Hit) else outcome)
+            taker.outcomes.clear()
+            hits.clear()
+            inside = pack(terms)
+            terms.clear()
+            squares = [*[each.term.square_norms() for each in inside], *given]
+            squares = squares or [promote(losses).new_zeros(len(layout))]  # nothing is trained
+            step = judge(total(squares), rule, class_losses(losses, layout), layout)
+            found = weigh_packs(inside, [step.weights] * len(inside), finite=False)
+            if known is not None:
+                known.directions = [(direction.shape, direction.dtype) for _, direction in found]
+        return step, handed_out(found + weigh_packs(packs, [step.weights] * len(packs), finite=False))
+
+    def _replayed(
+        self,
+        known: _Ends,
+        hits: Sequence[Hit],
+        given: Sequence[Tensor],
+        losses: Tensor,
+        memory: Memory,
+        rule: Rule,
+    ) -> tuple[Step, Found] | None:
+        """Replay the end of a step, recorded now if need be; None if it is to be launched one by one."""
+        if not known.directions:
+            return None
+        outs = [losses.new_empty(shape, dtype=dtype) for shape, dtype in known.directions]
+        places = tuple([out.data_ptr() for out in outs])
+        ending = known.shelf.get(places)
+        if ending is None:
+            ending = Ending(given, losses, known.layout)
+            if not known.shelf.open or not ending.record(self._recorder, hits, memory, rule, outs):
+                return None
+            known.shelf.put(places, ending)
+        return ending.replay(given, losses, outs)
+
+    def _make_up(self, layout: ClassLayout, memory: Memory, room: int) -> _MakeUp | None:
+        """Return the recordings of batches like this one, None if such a batch is new."""
+        formats = (memory.products, memory.convolutions, *_library_settings())
+        key = (tuple(layout.sizes), layout.order is None, memory.limit, room, *formats)
+        found = self._make_ups.get(key)
+        if found is None and self._make_ups.due(key):
+            found = _MakeUp(layout)
+            self._make_ups.put(key, found)
+        if found is not None:
+            found.follow(layout)
+        return found
+
+
+@dataclass
+class _Ends:
+    """Recordings of the ends of steps whose calls were replayed by the same recordings."""
+
+    layout: ClassLayout
+    directions: Sequence[tuple[torch.Size, torch.dtype]] = ()
+    """Of each pack, once known."""
+    shelf: Shelf[Ending] = field(default_factory=Shelf)
+
+
+class _MakeUp:
+    """Recordings for batches of the same number of examples of each class."""
+
+    def __init__(self, layout: ClassLayout) -> None:
+        self.layout = layout.placed()
+        self.pieces: dict[Hashable, Piece] = {}
+        self._ends: Shelf[_Ends] = Shelf()
+        self._latest = layout
+
+    def follow(self, layout: ClassLayout) -> None:
+        """Bring the layout of a batch to where recordings read it."""
+        if layout is not self._latest:
+            layout.move_to(self.layout)
+            self._latest = layout
+
+    def ends(self, key: Hashable) -> _Ends | None:
+        """Return what is recorded of the ends of steps that went like this one so far; None if that is too much."""
+        found = self._ends.get(key)
+        if found is None and self._ends.open:
+            found = _Ends(self.layout)
+            self._ends.put(key, found)
+        return found
+
+
+def _is_pure(rule: Rule) -> bool:
+    """Whether the weights follow from the norms and what ``repr`` tells alone; of a user's rule that is not known."""
+    while type(rule) is Prefer:
+        rule = rule.rule
+    return type(rule) in (Normalize, Sum)
+
+
+def _library_settings() -> tuple[bool, ...]:
+    return (
+        torch._C._get_cudnn_enabled(),
+        torch._C._get_cudnn_benchmark(),
+        torch._C._get_cudnn_deterministic(),
+        torch._C._get_deterministic_algorithms(),
+    )

@@ -1,0 +1,119 @@
+"""What CUDA graphs do, acted out on the CPU: the same operations in the same places, whatever lies there by then.
+
+A CPU's allocator hardly ever gives out the same places again, so the tensors of a step are given places here: the how-
+manieth they are. ``Acted.moved`` says which of them lie elsewhere than in other steps.
+"""
+
+import ctypes
+from contextlib import contextmanager
+from unittest import mock
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map_only
+
+from classgrad.gradients import _replayed_calls
+from classgrad.gradients._recorder import Recorder
+
+
+class Acted(Recorder):
+    """Records by writing down every operation with the places of its tensors."""
+
+    def __init__(self):
+        super().__init__()
+        self.made = self.replayed = 0
+        self.fails = self.rests = False
+        self.moved = set()
+        self._places = {}
+
+    def suits(self, values):
+        return not self._failed
+
+    def record(self, work):
+        if self.fails or self.rests:
+            self._failed = self.fails
+            return None
+        with _Log(self) as log:
+            made = work()
+        self.made += 1
+
+        def replay():
+            self.replayed += 1
+            log.replay()
+
+        return replay, made
+
+    @contextmanager
+    def step(self):
+        """Give the tensors of a step their places."""
+        self._places.clear()
+        with mock.patch.object(_replayed_calls, "_places", self._note):
+            yield
+
+    def _note(self, call, b, *others):
+        tensors = [call.input, b, *others, *(call.saved or ())]
+        first = len(self._places)
+        self._places |= {first + i: tensor for i, tensor in enumerate(tensors) if tensor is not None}
+        self._places.setdefault(first + len(tensors), torch.empty(0))
+        kinds = [None if v is None else (v.shape, v.stride(), v.dtype) for v in tensors]
+        return (first, bool(self.moved & {first, type(call.module)}), *kinds)
+
+    def find(self, tensor):
+        """Return the place of a tensor's memory and how far behind its beginning it starts, None if it has none."""
+        pointer = tensor.data_ptr()
+        for place, whole in self._places.items():
+            storage = whole.untyped_storage()
+            if 0 <= pointer - storage.data_ptr() < storage.nbytes():
+                return place, pointer - storage.data_ptr()
+        return None
+
+    def pointer(self, place):
+        return self._places[place].untyped_storage().data_ptr()
+
+
+class _Address:
+    """Where a tensor lies: in a place that a tensor of the step has, or in memory that stays."""
+
+    def __init__(self, tensor, acted):
+        self._acted = acted
+        self.shape, self.stride, self.dtype = tensor.shape, tensor.stride(), tensor.dtype
+        self._found = acted.find(tensor)
+        self._held = tensor if self._found is None else None
+
+    @property
+    def pointer(self):
+        return self._held.data_ptr() if self._found is None else self._acted.pointer(self._found[0]) + self._found[1]
+
+    def __call__(self):
+        if not self.shape.numel():
+            return torch.empty(self.shape, dtype=self.dtype)
+        elements = 1 + sum((size - 1) * step for size, step in zip(self.shape, self.stride, strict=True))
+        memory = (ctypes.c_char * (elements * self.dtype.itemsize)).from_address(self.pointer)
+        return torch.frombuffer(memory, dtype=self.dtype, count=elements).as_strided(self.shape, self.stride)
+
+
+class _Log(TorchDispatchMode):
+    def __init__(self, acted):
+        super().__init__()
+        self._acted = acted
+        self._operations = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        given = self._addresses((args, kwargs or {}))
+        made = function(*args, **(kwargs or {}))
+        self._operations.append((function, given, self._addresses(made)))
+        return made
+
+    def _addresses(self, tree):
+        return tree_map_only(torch.Tensor, lambda tensor: _Address(tensor, self._acted), tree)
+
+    def replay(self):
+        for function, given, made in self._operations:
+            args, kwargs = tree_map_only(_Address, _Address.__call__, given)
+            found = function(*args, **kwargs)
+            places, values = [], []
+            tree_map_only(_Address, places.append, made)
+            tree_map_only(torch.Tensor, values.append, found)
+            for place, value in zip(places, values, strict=True):
+                if place.pointer != value.data_ptr():  # else it is a view, or was written in place
+                    place().copy_(value)

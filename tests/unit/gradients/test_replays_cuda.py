@@ -1,0 +1,119 @@
+"""Pieces of a step that are replayed on a GPU: the same bits as launched one by one."""
+
+import copy
+import gc
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from classgrad import ClassGradients
+from classgrad.gradients._recorder import Recorder
+from classgrad.models import resnet18, simple_cnn
+
+from .test_replays import Tokens, convolutional
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+
+class Counting(Recorder):
+    def __init__(self):
+        super().__init__()
+        self.made = self.replayed = 0
+
+    def record(self, work):
+        recorded = super().record(work)
+        if recorded is None:
+            return None
+        self.made += 1
+        replay, made = recorded
+
+        def counted():
+            self.replayed += 1
+            replay()
+
+        return counted, made
+
+
+class Resting(Recorder):
+    def record(self, work):
+        return None
+
+
+def images(size):
+    return lambda n, draw: torch.randn(n, 3, size, size, generator=draw, device="cuda")
+
+
+def tokens(n, draw):
+    return torch.randint(0, 7, (n, 5), generator=draw, device="cuda")
+
+
+def pairs(n, draw):
+    return torch.randn(n, 2, 8, 8, generator=draw, device="cuda")
+
+
+CASES = {
+    "convolutional": (lambda classes: convolutional(classes), pairs, [(3, 9), (20, 2)]),
+    "tokens": (lambda classes: Tokens(classes), tokens, [(3, 9), (20, 2)]),
+    "simple_cnn": (simple_cnn, images(32), [(2, 32), (100, 1)]),
+    "resnet18": (resnet18, images(32), [(2, 16), (10, 4), (100, 1)]),
+}
+ALL = [(name, layout) for name, (_, _, layouts) in CASES.items() for layout in layouts]
+
+
+def training(model, recorder, inputs, y, count, between):
+    grads = ClassGradients(model)
+    grads._single._replays._recorder = recorder
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    draw = torch.Generator("cuda").manual_seed(3)
+    for step in range(count):
+        x = inputs(len(y), draw)
+        labels = y.roll(step)
+        made = grads.backward(F.cross_entropy(model(x), labels, reduction="none"), labels)
+        values = [made.norms, made.weights, made.losses, made.counts, *[p.grad for p in model.parameters()]]
+        yield [value.cpu() for value in values]  # copies on the device would lie where other things lay
+        optimizer.step()
+        optimizer.zero_grad()
+        between(step)
+
+
+@pytest.mark.parametrize("tf32", [False, True], ids=["float32", "tf32"])
+@pytest.mark.parametrize(("name", "layout"), ALL, ids=[f"{n}-{c}x{k}" for n, (c, k) in ALL])
+def test_replays_are_what_is_launched_one_by_one(name, layout, tf32):
+    make, inputs, _ = CASES[name]
+    classes, each = layout
+    torch.manual_seed(0)
+    y = torch.arange(classes).repeat_interleave(each)[torch.randperm(classes * each)].cuda()
+    model = make(classes).cuda()
+    twin = copy.deepcopy(model)
+    kept = []
+
+    def between(step):
+        """Move things: something stays, all free memory is given back, a forward pass nobody makes a step of."""
+        if step == 7:
+            kept.append(torch.empty(3_000_000, device="cuda"))
+        if step == 13:
+            torch.cuda.empty_cache()
+        if step == 17:
+            with torch.no_grad():
+                model(inputs(5, None))
+
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high" if tf32 else "highest")
+    torch.backends.cudnn.deterministic = True
+    try:
+        recorder = Counting()
+        found = list(training(model, recorder, inputs, y, 40, between))
+        gc.collect()
+        wanted = list(training(twin, Resting(), inputs, y, 40, lambda step: None))
+    finally:
+        torch.set_float32_matmul_precision(before)
+        torch.backends.cudnn.deterministic = False
+    print(name, layout, "made", recorder.made, "replayed", recorder.replayed)
+    for step, (ours, theirs) in enumerate(zip(found, wanted, strict=True)):
+        for mine, other in zip(ours, theirs, strict=True):
+            assert mine.equal(other), step
+    assert recorder.replayed > recorder.made > 0
