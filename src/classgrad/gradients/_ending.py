@@ -12,7 +12,7 @@ from torch import Tensor
 from classgrad.gradients._combine import Found, class_losses, judge
 from classgrad.gradients._layout import ClassLayout
 from classgrad.gradients._pack import Member, pack
-from classgrad.gradients._recorder import Recorder
+from classgrad.gradients._recorder import Recorder, is_small
 from classgrad.gradients._replayed_calls import Hit
 from classgrad.gradients._sheet import Block
 from classgrad.gradients._step import Step
@@ -30,14 +30,17 @@ class Ending:
     def __init__(self, given: Sequence[Tensor], losses: Tensor, layout: ClassLayout) -> None:
         self._given = torch.stack(list(given)) if given else None
         self._losses = losses.detach().clone()
-        self._layout = layout
+        self._layout = layout.renewed()
         self._replay: Callable[[], None]
 
     def record(
         self, recorder: Recorder, hits: Sequence[Hit], memory: Memory, rule: Rule, outs: Sequence[Tensor]
     ) -> bool:
         """Record it; say whether that could be done."""
-        recorded = recorder.record(lambda: self._work(hits, copy.copy(memory), rule, outs))
+        # Directions are the user's from then on: small ones are written elsewhere and copied.
+        self._own = [torch.empty_like(out) if is_small(out) else None for out in outs]
+        places = [out if own is None else own for own, out in zip(self._own, outs, strict=True)]
+        recorded = recorder.record(lambda: self._work(hits, copy.copy(memory), rule, places))
         if recorded is None:
             return False
         self._replay, self._members = recorded
@@ -51,7 +54,7 @@ class Ending:
             return blocks.setdefault(id(block), Block(block.rows, block.used))
 
         layout = self._layout
-        packs = pack({p: term for hit in hits for p, term in hit.terms(layout, memory, twin)})
+        packs = pack({p: term for hit in hits for p, term in hit.static_terms(layout, memory, twin)})
         given = [] if self._given is None else self._given.unbind()
         squares = [*[each.term.square_norms() for each in packs], *given]
         step = judge(total(squares), rule, class_losses(self._losses, layout), layout)
@@ -74,7 +77,8 @@ class Ending:
         self._replay()
         pieces = torch.split(self._record.clone(), self._sizes)
         values = {name: piece.view(dtype) for (name, dtype), piece in zip(self._fields, pieces, strict=True)}
-        return Step(**values), list(zip(self._members, outs, strict=True))
+        found = [out if own is None else own.clone() for own, out in zip(self._own, outs, strict=True)]
+        return Step(**values), list(zip(self._members, found, strict=True))
 
 
 def total(squares: Sequence[Tensor]) -> Tensor:

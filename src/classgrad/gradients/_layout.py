@@ -134,6 +134,10 @@ class ClassLayout:
         """Return a layout in memory of its own, which :meth:`move_to` can fill."""
         return self._again(self._packed.clone(), self.order is not None)
 
+    def renewed(self) -> ClassLayout:
+        """Return a layout that is always that of the same batch, but works out for itself what follows from it."""
+        return self._again(self._packed, self.order is not None)
+
     def move_to(self, place: ClassLayout) -> None:
         """Have a layout of as many examples of as many classes, in such an order, be that of this batch from now on."""
         place._packed.copy_(self._packed)

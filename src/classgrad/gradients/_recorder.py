@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -14,6 +15,8 @@ _SEEN = 64
 """Places that are remembered as having come once."""
 _KEPT = 2
 """Recordings of one piece: where a batch comes while the last is still there, places take turns."""
+_SMALL = 2**20
+"""Bytes up to which torch's allocator gives out places among small ones, where anything may come in between."""
 _MADE = 24
 """How often one piece is recorded before it is left as it is: places that never settle are not worth the effort."""
 
@@ -31,14 +34,22 @@ class Recorder:
         self._pool: Any = None
         self._failed = False
 
-    def suits(self, values: Tensor) -> bool:
-        """Say whether work on these values, on the present stream, can be recorded or replayed."""
-        if not values.is_cuda or self._failed or torch.cuda.is_current_stream_capturing():
+    def knows(self, values: Tensor) -> bool:
+        """Say whether they are on a device whose work can be recorded, and is not being recorded already."""
+        return values.is_cuda and not torch.cuda.is_current_stream_capturing()
+
+    def ready(self, values: Tensor) -> bool:
+        """Say whether work on such values can be recorded or replayed now, on the present stream."""
+        if self._failed:
             return False
         stream = torch._C._cuda_getCurrentRawStream(values.get_device())
         if self._stream is None:
             self._stream = stream
         return bool(self._stream == stream)
+
+    def place(self, values: Tensor) -> Hashable:
+        """Say where values lie."""
+        return values.data_ptr()
 
     def record(self, work: Callable[[], T]) -> tuple[Callable[[], None], T] | None:
         """Return what replays the work, and what it returned; None if it cannot be recorded, and nothing will be then.
@@ -61,6 +72,52 @@ class Recorder:
             return None
         self._pool = graph.pool()
         return graph.replay, made
+
+
+def is_small(values: Tensor) -> bool:
+    """Whether values are not to be expected where they lay before; copying them takes next to no time."""
+    return values.untyped_storage().nbytes() <= _SMALL
+
+
+@dataclass(frozen=True)
+class Static:
+    """Where recordings read those of their inputs that are small."""
+
+    numbers: Sequence[int]
+    """Which of the inputs these are."""
+    held: Sequence[Tensor]
+
+    @classmethod
+    def of(cls, inputs: Sequence[Tensor]) -> Static | None:
+        """Return places for inputs like these, filled with them, None if some cannot be copied as they lie."""
+        numbers = [number for number, values in enumerate(inputs) if is_small(values)]
+        bases = [_base(inputs[number]) for number in numbers]
+        if any(torch._debug_has_internal_overlap(base) for base in bases):
+            return None
+        out = cls(numbers, [base.new_empty_strided(base.shape, base.stride()) for base in bases])
+        out.fill(inputs)
+        return out
+
+    def stand_ins(self, inputs: Sequence[Tensor]) -> list[Tensor]:
+        """Return the inputs as a recording is to read them."""
+        out = list(inputs)
+        for number, held in zip(self.numbers, self.held, strict=True):
+            out[number] = held.expand(inputs[number].shape)
+        return out
+
+    def fill(self, inputs: Sequence[Tensor]) -> None:
+        """Bring inputs to where a recording reads them."""
+        if self.numbers:
+            torch._foreach_copy_(list(self.held), [_base(inputs[number]) for number in self.numbers])
+
+
+def _base(values: Tensor) -> Tensor:
+    """Return values without the dimensions along which they are repeated."""
+    strides = values.stride()
+    if 0 not in strides:
+        return values
+    shape = [1 if step == 0 else size for size, step in zip(values.shape, strides, strict=True)]
+    return values.as_strided(shape, strides)
 
 
 class Shelf(Generic[T]):

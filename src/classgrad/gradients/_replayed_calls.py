@@ -1,10 +1,9 @@
 """Class gradients of a layer's call made by replaying what was launched for it before.
 
-Inputs and output gradients are too large to be copied to where a recording reads them. But an allocator that is asked
-for the same sizes in the same order gives out the same places, so from step to step they mostly lie where they lay
-before, and a recording is replayed only where all of them do. What is made in a recording is small and stays its own;
-class gradients go to the sheet of the step, the input's gradient to a tensor of the step, which must lie where they lay
-before as well.
+A recording reads its inputs where they lay when it was made. Small ones are copied there. Large ones are not, but an
+allocator that is asked for the same sizes in the same order gives out the same places, so from step to step they mostly
+lie where they lay before, and the recording is replayed only where all of them do. So it is with what is written: small
+tensors stay the recording's own, large ones are the step's, in places where they were before.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property
 from itertools import count
 from typing import NamedTuple
 
@@ -23,13 +22,15 @@ from classgrad.gradients import kernels
 from classgrad.gradients._audit import Calls, CoveredCall
 from classgrad.gradients._fused import Taker
 from classgrad.gradients._layout import ClassLayout
-from classgrad.gradients._recorder import Recorder, Shelf
+from classgrad.gradients._recorder import Recorder, Shelf, Static, is_small
 from classgrad.gradients._sheet import Block
 from classgrad.gradients._taps import Call
 from classgrad.gradients._terms import Dense, Memory, Sums, Term
 from classgrad.gradients.layers._linear import ExamplesTerm
 
 Terms = Mapping[nn.Parameter, Term]
+Blocks = tuple[Block | None, Block | None]
+"""The block that was open before a call, and the one that the call opened."""
 
 _numbers = count()
 
@@ -46,19 +47,33 @@ class _Form(NamedTuple):
     """Whether the columns are on the block that the call opened."""
 
 
+class _After(NamedTuple):
+    """What has become of a step when a call was dealt with."""
+
+    state: tuple[int, int]
+    """Of the sheet."""
+    used: int
+    """Columns on its open block."""
+    taken: int
+    """Bytes that the class gradients took."""
+
+
 @dataclass(frozen=True)
 class Recording:
-    """What was launched for a call, and what has become of the step by then."""
+    """What was launched for a call."""
 
     replay: Callable[[], None] | None
-    """None where nothing was launched: class gradients that are not made."""
+    """None where nothing was: class gradients that are not made."""
     forms: Sequence[_Form]
-    after: tuple[tuple[int, int], int, int]
-    """The state of the sheet, the columns in use on its open block, and the bytes that the class gradients took."""
+    inputs: Static
+    """Where it reads what is small."""
+    passed: Tensor | None
+    """Where it writes the gradient of the layer's input, if that is small."""
+    after: _After
     number: int = field(default_factory=lambda: next(_numbers))
     """Never given twice."""
 
-    @property
+    @cached_property
     def holds(self) -> bool:
         """Whether what went into the call is needed at the end of the step."""
         return any(form.values is None and form.column is None for form in self.forms)
@@ -71,6 +86,16 @@ class Piece:
     shelf: Shelf[Recording] = field(default_factory=Shelf)
     columns: int = 0
     """Of the block that it opens, if it does."""
+    _rows: Tensor | None = None
+
+    def fresh(self, classes: int, like: Tensor) -> Tensor | None:
+        """Return the matrix of the block that it is about to open; a small one stays from step to step."""
+        if not self.columns or self._rows is not None:
+            return self._rows
+        rows = like.new_empty(classes, self.columns)
+        if is_small(rows):
+            self._rows = rows
+        return rows
 
 
 class Hit(NamedTuple):
@@ -79,13 +104,25 @@ class Hit(NamedTuple):
     recording: Recording
     each: CoveredCall
     b: Tensor | None
-    blocks: tuple[Block | None, Block | None]
-    """The open block before the call, and the one that it opened."""
+    """Its output gradient, if that is still needed."""
+    blocks: Blocks
 
-    def terms(
-        self, layout: ClassLayout, memory: Memory, block_of: Callable[[Block], Block] = lambda block: block
+    def terms(self, layout: ClassLayout, memory: Memory) -> Iterator[tuple[nn.Parameter, Term]]:
+        """Yield its class gradients."""
+        return self._terms(layout, memory, self.each.call, self.b, lambda block: block)
+
+    def static_terms(
+        self, layout: ClassLayout, memory: Memory, twin: Callable[[Block], Block]
     ) -> Iterator[tuple[nn.Parameter, Term]]:
-        """Yield its class gradients, those on a sheet as being on the block that is given for theirs."""
+        """Yield its class gradients as they can be recorded; those on a sheet are on the ``twin`` of their block."""
+        call, b = self.each.call, self.b
+        if b is not None:
+            call, b = _twin(call, self.recording.inputs.stand_ins(_tensors(call, b)))
+        return self._terms(layout, memory, call, b, twin)
+
+    def _terms(
+        self, layout: ClassLayout, memory: Memory, call: Call, b: Tensor | None, block_of: Callable[[Block], Block]
+    ) -> Iterator[tuple[nn.Parameter, Term]]:
         names = {id(p): name for name, p in self.each.parameters.items()}
         for form in self.recording.forms:
             p = form.parameter
@@ -98,9 +135,9 @@ class Hit(NamedTuple):
                 block = block_of(block)
                 term = Dense(block.view(form.column, p.shape), memory, block, form.column)
             else:
-                assert self.b is not None
+                assert b is not None
                 name = names[id(p)]
-                term = self.each.rule.terms(self.each.call, self.b, layout, memory, frozenset({name}))[name]
+                term = self.each.rule.terms(call, b, layout, memory, frozenset({name}))[name]
             yield p, term
 
 
@@ -108,7 +145,9 @@ class Replaying(Taker):
     """Replays what it can of the work on output gradients, and records what comes again in the same places.
 
     Calls that can never be recorded are the business of a :class:`Taker`; of the others there are ``outcomes`` in the
-    order in which they came, which do not depend on what happened to be recorded.
+    order in which they came, whose class gradients do not depend on what happened to be recorded. What takes more than
+    ``room`` bytes of memory to work in never is. ``pieces`` are the recordings for such batches, which read the layout
+    off ``static``; None for the first of its kind.
     """
 
     def __init__(
@@ -136,36 +175,45 @@ class Replaying(Taker):
         options = self._options(each, b, through)
         if options is None:
             return super().__call__(each, b, through)
-        out = torch.empty_like(call.input) if through else None
         if self._pieces is None:
-            self._make(each, b, through, out)
+            passed, _ = self._make(each, b, through, None)
             call.release()
-            return out
+            return passed
         block = self.sheet.open(b)
         used = 0 if block is None else block.used
         key = (*map(id, each.parameters.values()), through, options, *self.sheet.state, used)
         piece = self._pieces.get(key)
         if piece is None:
             piece = self._pieces[key] = Piece()
-        fresh = b.new_empty(len(self.layout), piece.columns) if piece.columns else None
-        places = _places(call, b, out, fresh, None if block is None else block.rows)
+        tensors = _tensors(call, b)
+        fresh = piece.fresh(len(self.layout), b)
+        out = torch.empty_like(call.input) if through and not is_small(call.input) else None
+        written = (out, fresh, None if block is None else block.rows)
+        places = self._places(tensors, *written, *call.module._parameters.values())
         recording = piece.shelf.get(places)
-        if recording is not None and self._recorder.suits(b):
-            self._replay(recording, each, b, block, fresh)
-        else:
-            left = self.memory.left
-            self.sheet.next = fresh
-            made = self._make(each, b, through, out)
-            self.sheet.next = None
-            opened = self.sheet.open(b)
-            if opened is not block and opened is not None:
-                piece.columns = opened.rows.shape[1]
-            if made is not None and piece.shelf.due(places) and self._recorder.suits(b):
-                work = partial(self._work, each, b, through, out, made, block, used)
-                after = (self.sheet.state, 0 if opened is None else opened.used, left - self.memory.left)
-                self._record(piece.shelf, places, work, after, made)
-            call.release()
-        return out
+        if recording is not None and self._recorder.ready(b):
+            self._replay(recording, tensors, each, block, fresh)
+            return out if recording.passed is None else recording.passed.clone()
+        left = self.memory.left
+        self.sheet.next = fresh
+        passed, made = self._make(each, b, through, out)
+        self.sheet.next = None
+        opened = self.sheet.open(b)
+        if opened is not block and opened is not None:
+            piece.columns = opened.rows.shape[1]
+        if made is not None and piece.shelf.due(places) and self._recorder.ready(b):
+            after = _After(self.sheet.state, 0 if opened is None else opened.used, left - self.memory.left)
+            recording = self._record(tensors, each, through, out, made, block, used, after)
+            if recording is not None:
+                piece.shelf.put(places, recording)
+        call.release()
+        return passed
+
+    def _places(self, inputs: Sequence[Tensor], *others: Tensor | None) -> Hashable:
+        """Return how inputs lie in memory, where the large ones do, and where all others do, which are dense."""
+        place = self._recorder.place
+        sides = [(v.shape, v.stride(), v.dtype, None if is_small(v) else place(v)) for v in inputs]
+        return (*sides, *[None if v is None else place(v) for v in others])
 
     def _options(self, each: CoveredCall, b: Tensor, through: bool) -> Hashable | None:
         """Return what decides about a call's operations beside its tensors; None if it can never be recorded."""
@@ -178,85 +226,91 @@ class Replaying(Taker):
             return None
         return rule.options(call)
 
-    def _make(self, each: CoveredCall, b: Tensor, through: bool, out: Tensor | None) -> Terms | None:
-        """Launch the work one by one; None if it would take too much memory to be recorded, so that it never is."""
-        _, found = self.find(each, b, through, out)
+    def _make(
+        self, each: CoveredCall, b: Tensor, through: bool, out: Tensor | None
+    ) -> tuple[Tensor | None, Terms | None]:
+        """Launch the work one by one; None in place of the terms if they are none of the outcomes."""
+        passed, found = self.find(each, b, through, out)
         terms = [found[name] for name in each.parameters]
         if not all(_fits(term, self._room) for term in terms):
             self.add(each, found, b)
-            return None
+            return passed, None
         settled = [self.settle(term, b) for term in terms]
         made = dict(zip(each.parameters.values(), settled, strict=True))
         self.outcomes.append(made)
-        return made
+        return passed, made
 
     def _replay(
-        self, recording: Recording, each: CoveredCall, b: Tensor, block: Block | None, fresh: Tensor | None
+        self,
+        recording: Recording,
+        tensors: Sequence[Tensor],
+        each: CoveredCall,
+        block: Block | None,
+        fresh: Tensor | None,
     ) -> None:
         opened = None if fresh is None else Block(fresh)
         last = opened or block
-        state, used, taken = recording.after
+        after = recording.after
         if last is not None:
-            last.used = used
-        self.sheet.go_on(state, last)
-        self.memory.left -= taken
+            last.used = after.used
+        self.sheet.go_on(after.state, last)
+        self.memory.left -= after.taken
+        recording.inputs.fill(tensors)
         if recording.replay is not None:
             recording.replay()
-        self.outcomes.append(Hit(recording, each, b if recording.holds else None, (block, opened)))
+        self.outcomes.append(Hit(recording, each, tensors[1] if recording.holds else None, (block, opened)))
         if not recording.holds:
             each.call.release()
 
     def _record(
         self,
-        shelf: Shelf[Recording],
-        places: Hashable,
-        work: Callable[[], list[_Form]],
-        after: tuple[tuple[int, int], int, int],
-        made: Terms,
-    ) -> None:
-        """Record what was just launched one by one, and what it made of the step."""
-        if all(isinstance(term, ExamplesTerm) for term in made.values()):
-            forms = [_Form(p) for p in made]
-            shelf.put(places, Recording(None, forms, after))
-            return
-        recorded = self._recorder.record(work)
-        if recorded is not None:
-            shelf.put(places, Recording(*recorded, after))
-
-    def _work(
-        self,
+        tensors: Sequence[Tensor],
         each: CoveredCall,
-        b: Tensor,
         through: bool,
         out: Tensor | None,
         made: Terms,
         block: Block | None,
         used: int,
-    ) -> list[_Form]:
-        """Do what made these terms again, with what it reads of the layout and what it makes in places that stay."""
-        memory = copy.copy(self.memory)
-        if through and each.rule.through is not None:
-            found = each.rule.through(each.call, b, self._static, memory, out)[1]
-        else:
-            found = each.rule.terms(each.call, b, self._static, memory, frozenset(each.parameters))
-        forms = []
-        in_use = {id(block): used}
-        for name, p in each.parameters.items():
-            settled, term = made[p], found[name]
-            if isinstance(settled, Dense) and settled.block is not None:
-                again = Block(settled.block.rows, in_use.get(id(settled.block), 0))
-                again.take_up(settled.column, settled.column + p.numel())
-                in_use[id(settled.block)] = again.used
-                term.fill(settled.held)
-                forms.append(_Form(p, column=settled.column, fresh=settled.block is not block))
-            elif isinstance(term, (Dense, Sums)):
-                values = term.held
-                if values.untyped_storage().data_ptr() == b.untyped_storage().data_ptr():
-                    values = values.clone()  # its own, not the output gradient of this step
-                forms.append(_Form(p, values, isinstance(term, Dense)))
+        after: _After,
+    ) -> Recording | None:
+        """Record what was just launched one by one and made these terms."""
+        inputs = Static.of(tensors)
+        if inputs is None:
+            return None
+        if all(isinstance(term, ExamplesTerm) for term in made.values()):
+            return Recording(None, [_Form(p) for p in made], inputs, None, after)
+        call, b = _twin(each.call, inputs.stand_ins(tensors))
+        passed = torch.empty_like(call.input) if through and out is None else None
+        layout, memory = self._static.renewed(), copy.copy(self.memory)
+
+        def work() -> list[_Form]:
+            if through and each.rule.through is not None:
+                found = each.rule.through(call, b, layout, memory, out if passed is None else passed)[1]
             else:
-                forms.append(_Form(p))
-        return forms
+                found = each.rule.terms(call, b, layout, memory, frozenset(each.parameters))
+            in_use = {id(block): used}
+            return [_written(p, found[name], made[p], b, block, in_use) for name, p in each.parameters.items()]
+
+        recorded = self._recorder.record(work)
+        return None if recorded is None else Recording(*recorded, inputs, passed, after)
+
+
+def _written(p: nn.Parameter, term: Term, made: Term, b: Tensor, block: Block | None, in_use: dict[int, int]) -> _Form:
+    """Have a term's class gradients made where those of the step are, and say where that is.
+
+    ``block`` was open before the call, ``in_use`` are the columns on each block so far.
+    """
+    if isinstance(made, Dense) and made.block is not None:
+        again = Block(made.block.rows, in_use.get(id(made.block), 0))
+        again.take_up(made.column, made.column + p.numel())
+        in_use[id(made.block)] = again.used
+        term.fill(made.held)
+        return _Form(p, column=made.column, fresh=made.block is not block)
+    if isinstance(term, (Dense, Sums)):
+        # its own, not the output gradient itself, which the next one overwrites or nobody holds
+        shared = term.held.untyped_storage().data_ptr() == b.untyped_storage().data_ptr()
+        return _Form(p, term.held.clone() if shared else term.held, isinstance(term, Dense))
+    return _Form(p)
 
 
 def _fits(term: Term, room: int) -> bool:
@@ -266,11 +320,15 @@ def _fits(term: Term, room: int) -> bool:
     return isinstance(term, (Dense, Sums))
 
 
-def _places(call: Call, b: Tensor, *others: Tensor | None) -> tuple[Hashable, ...]:
-    """Return where all lies that work on a call reads and writes, and how; ``others`` are dense."""
-    a = call.input
-    pointers = [
-        0 if v is None else v.data_ptr() for v in (*others, *call.module._parameters.values(), *(call.saved or ()))
-    ]
-    sides = (a.data_ptr(), a.shape, a.stride(), a.dtype, b.data_ptr(), b.shape, b.stride(), b.dtype)
-    return (*sides, *pointers)
+def _tensors(call: Call, b: Tensor) -> list[Tensor]:
+    """Return what work on a call reads beside the module."""
+    return [call.input, b, *(call.saved or ())]
+
+
+def _twin(call: Call, tensors: Sequence[Tensor]) -> tuple[Call, Tensor]:
+    """Return a call and output gradient of these tensors."""
+    a, b, *saved = tensors
+    twin = copy.copy(call)
+    twin.inputs = (a,)
+    twin.saved = (saved[0], saved[1]) if saved else None
+    return twin, b

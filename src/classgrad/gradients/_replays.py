@@ -19,7 +19,7 @@ from classgrad.gradients._ending import Ending, total
 from classgrad.gradients._fused import other_terms, send_back
 from classgrad.gradients._layout import ClassLayout
 from classgrad.gradients._pack import pack
-from classgrad.gradients._recorder import Recorder, Shelf
+from classgrad.gradients._recorder import Recorder, Shelf, is_small
 from classgrad.gradients._replayed_calls import Hit, Piece, Replaying
 from classgrad.gradients._step import Step
 from classgrad.gradients._terms import Memory, Term, promote
@@ -45,7 +45,7 @@ class Replays:
     def suit(self, losses: Tensor, layout: ClassLayout, rule: Rule, wishes: Wishes, scale: Tensor | float) -> bool:
         """Say whether a step asks for norms alone, never waits for the device and runs no code of the user's."""
         return (
-            self._recorder.suits(losses)
+            self._recorder.knows(losses)
             and not wishes.gram
             and "error" not in (wishes.on_missing, wishes.on_nonfinite)
             and isinstance(scale, float)
@@ -111,10 +111,10 @@ class Replays:
         rule: Rule,
     ) -> tuple[Step, Found] | None:
         """Replay the end of a step, recorded now if need be; None if it is to be launched one by one."""
-        if not known.directions:
+        if not known.directions or not self._recorder.ready(losses):
             return None
         outs = [losses.new_empty(shape, dtype=dtype) for shape, dtype in known.directions]
-        places = tuple([out.data_ptr() for out in outs])
+        places = tuple([None if is_small(out) else self._recorder.place(out) for out in outs])
         ending = known.shelf.get(places)
         if ending is None:
             ending = Ending(given, losses, known.layout)

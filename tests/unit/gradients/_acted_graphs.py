@@ -1,19 +1,16 @@
 """What CUDA graphs do, acted out on the CPU: the same operations in the same places, whatever lies there by then.
 
-A CPU's allocator hardly ever gives out the same places again, so the tensors of a step are given places here: the how-
-manieth they are. ``Acted.moved`` says which of them lie elsewhere than in other steps.
+A CPU's allocator hardly ever gives out the same places again, so the large tensors of a step are given places here: the
+how-manieth they are. ``Acted.moved`` says which of them lie elsewhere than in other steps.
 """
 
 import ctypes
-from contextlib import contextmanager
-from unittest import mock
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
-from classgrad.gradients import _replayed_calls
-from classgrad.gradients._recorder import Recorder
+from classgrad.gradients._recorder import Recorder, is_small
 
 
 class Acted(Recorder):
@@ -24,14 +21,29 @@ class Acted(Recorder):
         self.made = self.replayed = 0
         self.fails = self.rests = False
         self.moved = set()
-        self._places = {}
+        self._places = []
 
-    def suits(self, values):
+    def begin(self):
+        """Give out places anew."""
+        self._places.clear()
+
+    def knows(self, values):
+        return True
+
+    def ready(self, values):
         return not self._failed
 
+    def place(self, values):
+        if is_small(values) or isinstance(values, torch.nn.Parameter):
+            return super().place(values)
+        self._places.append(values)
+        return len(self._places), len(self._places) in self.moved
+
     def record(self, work):
+        if self.fails:
+            work()  # as far as it may come
+            self._failed = True
         if self.fails or self.rests:
-            self._failed = self.fails
             return None
         with _Log(self) as log:
             made = work()
@@ -43,25 +55,10 @@ class Acted(Recorder):
 
         return replay, made
 
-    @contextmanager
-    def step(self):
-        """Give the tensors of a step their places."""
-        self._places.clear()
-        with mock.patch.object(_replayed_calls, "_places", self._note):
-            yield
-
-    def _note(self, call, b, *others):
-        tensors = [call.input, b, *others, *(call.saved or ())]
-        first = len(self._places)
-        self._places |= {first + i: tensor for i, tensor in enumerate(tensors) if tensor is not None}
-        self._places.setdefault(first + len(tensors), torch.empty(0))
-        kinds = [None if v is None else (v.shape, v.stride(), v.dtype) for v in tensors]
-        return (first, bool(self.moved & {first, type(call.module)}), *kinds)
-
     def find(self, tensor):
         """Return the place of a tensor's memory and how far behind its beginning it starts, None if it has none."""
         pointer = tensor.data_ptr()
-        for place, whole in self._places.items():
+        for place, whole in enumerate(self._places):
             storage = whole.untyped_storage()
             if 0 <= pointer - storage.data_ptr() < storage.nbytes():
                 return place, pointer - storage.data_ptr()

@@ -1,18 +1,24 @@
 """Pieces of a step that are replayed: the same bits as launched one by one, whatever moves between steps."""
 
 import copy
+import gc
+import weakref
+from contextlib import ExitStack
+from unittest import mock
 
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
 
-from classgrad import ClassGradients
+from classgrad import Bisect, ClassGradients, Normalize, Sum
+from classgrad.gradients._recorder import Recorder
+from classgrad.rules import Prefer
 
 from ._acted_graphs import Acted
 
-EXAMPLES = 48
-LABELS = torch.tensor([0, 2, 1, 0, 2, 0, 0, 1, 0, 2, 0, 0] * 4)
+LABELS = torch.tensor([0, 2, 1, 0, 2, 0, 0, 1, 0, 2, 0, 0])
+GROUPED = torch.tensor([0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2])
 
 
 class Tokens(nn.Module):
@@ -27,6 +33,21 @@ class Tokens(nn.Module):
         return self.head(torch.tanh(self.inner(self.norm(self.table(x)))).mean(1))
 
 
+class Mixed(nn.Module):
+    """What can be recorded beside what cannot: a layer used twice, a parameter of its own, padding, a sequence."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(7, 6, padding_idx=0)
+        self.twice = nn.Linear(6, 6)
+        self.scale = nn.Parameter(torch.ones(6))
+        self.head = nn.Linear(6, 3)
+
+    def forward(self, x):
+        x = torch.tanh(self.twice(self.table(x)))
+        return self.head((self.twice(x) * self.scale).mean(1))
+
+
 def convolutional(classes=3):
     return nn.Sequential(
         nn.Conv2d(2, 4, 3, padding=1),
@@ -39,14 +60,21 @@ def convolutional(classes=3):
 
 
 def images(step):
-    return torch.randn(EXAMPLES, 2, 8, 8, generator=torch.Generator().manual_seed(step)).double()
+    return torch.randn(12, 2, 8, 8, generator=torch.Generator().manual_seed(step)).double()
 
 
 def tokens(step):
-    return torch.randint(0, 7, (EXAMPLES, 5), generator=torch.Generator().manual_seed(step))
+    return torch.randint(0, 7, (12, 5), generator=torch.Generator().manual_seed(step))
 
 
-MODELS = {"convolutional": (convolutional, images), "tokens": (Tokens, tokens)}
+MODELS = {"convolutional": (convolutional, images), "tokens": (Tokens, tokens), "mixed": (Mixed, tokens)}
+
+
+@pytest.fixture(params=[0, 700, 2**20], ids=["all large", "some small", "all small"])
+def sizes(request):
+    """Bytes up to which tensors are copied to where recordings read them."""
+    with mock.patch("classgrad.gradients._recorder._SMALL", request.param):
+        yield request.param
 
 
 def acted(model, rule=None, **settings):
@@ -55,37 +83,242 @@ def acted(model, rule=None, **settings):
     return grads, recorder
 
 
-def steps(model, grads, inputs, count=12, labels=lambda step: LABELS, between=lambda step: None):
-    """Train, with the step's record and gradients after every step."""
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+def steps(model, grads, inputs, labels=lambda step: LABELS.roll(step), before=lambda step: None, count=12):
+    """Train; yield the step's record and gradients after every step."""
+    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.05)
     for step in range(count):
+        before(step)
         x, y = inputs(step), labels(step)
         losses = F.cross_entropy(model(x), y, reduction="none")
-        with grads._single._replays._recorder.step():
-            made = grads.backward(losses, y)
-        yield made, [p.grad.clone() for p in model.parameters()]
+        grads._single._replays._recorder.begin()
+        made = grads.backward(losses, y)
+        yield made, [None if p.grad is None else p.grad.clone() for p in model.parameters()]
         optimizer.step()
         optimizer.zero_grad()
-        between(step)
 
 
 def same(one, other):
-    for name in ("classes", "counts", "losses", "weights", "finite", "norms"):
-        assert getattr(one[0], name).equal(getattr(other[0], name)), name
-    for mine, theirs in zip(one[1], other[1], strict=True):
-        assert mine.equal(theirs)
+    """Whether all is the same to the last bit, what is not a number included."""
+    return one.shape == other.shape and bool(((one == other) | (one.isnan() & other.isnan())).all())
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_replays_are_what_is_launched_one_by_one(name):
+def check(name, before=None, rule=None, labels=lambda step: LABELS.roll(step), count=12, **settings):
+    """Compare with steps that are never recorded; return the recorder."""
     make, inputs = MODELS[name]
+    torch.manual_seed(0)
     model = make().double()
     twin = copy.deepcopy(model)
+    grads, recorder = acted(model, rule, **settings)
+    plain, never = acted(twin, rule, **settings)
+    never.rests = True
+    ours = steps(model, grads, inputs, labels, before(recorder) if before else lambda step: None, count)
+    theirs = steps(twin, plain, inputs, labels, count=count)
+    for number, ((mine, gradients), (other, wanted)) in enumerate(zip(ours, theirs, strict=True)):
+        for field in ("classes", "counts", "losses", "weights", "finite", "norms"):
+            assert same(getattr(mine, field), getattr(other, field)), (number, field)
+        for gradient, right in zip(gradients, wanted, strict=True):
+            assert same(gradient, right), number
+    assert never.made == never.replayed == 0
+    return recorder
+
+
+@pytest.mark.usefixtures("sizes")
+@pytest.mark.parametrize("labels", [LABELS, GROUPED], ids=["shuffled", "grouped"])
+@pytest.mark.parametrize("name", MODELS)
+def test_replays_are_what_is_launched_one_by_one(name, labels):
+    recorder = check(name, labels=(lambda step: LABELS.roll(step)) if labels is LABELS else (lambda step: GROUPED))
+    assert recorder.replayed > 3 * recorder.made > 0
+
+
+def moves(recorder):
+    """Have all places move at every third step, at first, then some of them."""
+
+    def move(step):
+        often, once = (set(range(1, 40)), {3, 6, 9}) if step < 15 else ({1, 2}, set())
+        recorder.moved = often if step % 3 == 2 else once if step == 10 else set()
+
+    return move
+
+
+WAYS = {
+    "kept": {},
+    "little memory": {"max_memory": 2000},
+    "no memory": {"max_memory": 0},
+    "ghosts": {"ghosts": True},
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("name", MODELS)
+def test_tensors_that_lie_elsewhere_are_not_looked_for_where_they_lay(name, way):
+    settings = dict(WAYS[way])
+    layers = "classgrad.gradients.layers"
+    with mock.patch("classgrad.gradients._recorder._SMALL", 0), ExitStack() as stack:
+        if settings.pop("ghosts", False):
+            for layer in ("_linear", "_conv"):
+                stack.enter_context(mock.patch(f"{layers}.{layer}.ghost_is_cheaper", return_value=True))
+        recorder = check(name, moves, count=30, **settings)
+    class_by_class = (name, way) == ("mixed", "no memory")
+    assert recorder.made == 0 if class_by_class else recorder.replayed > recorder.made > 0
+
+
+@pytest.mark.parametrize("at", [0, 2, 3, 5, 7])
+def test_what_cannot_be_recorded_is_launched_one_by_one(at):
+    def before(recorder):
+        def fail(step):
+            recorder.fails = step >= at
+
+        return fail
+
+    with mock.patch("classgrad.gradients._recorder._SMALL", 700):
+        recorder = check("convolutional", before)
+    assert recorder._failed == (at < 6)  # by then all is recorded
+
+
+RULES = {
+    "preferences": (Prefer(Normalize(eps=1e-3), {1: 2.0}), {}),
+    "sum with norms": (Sum(), {"norms": True}),
+    "declared classes": (Normalize(), {"classes": 5}),
+}
+
+
+@pytest.mark.parametrize("case", RULES)
+def test_rules(case):
+    rule, settings = RULES[case]
+    recorder = check("tokens", rule=rule, **settings)
+    assert recorder.replayed > 3 * recorder.made > 0
+
+
+@pytest.mark.parametrize(
+    ("rule", "settings"),
+    [
+        (Bisect(), {}),
+        (Normalize(per="layer"), {}),
+        (Normalize(), {"gram": True}),
+        (Normalize(), {"on_nonfinite": "error"}),
+        (Normalize(), {"engine": "joint"}),
+    ],
+    ids=repr,
+)
+def test_steps_of_other_kinds_are_not_recorded(rule, settings):
+    model = convolutional().double()
+    grads, recorder = acted(model, rule, **settings)
+    list(steps(model, grads, images))
+    assert recorder.made == 0
+
+
+def test_batches_of_several_make_ups():
+    """Each has recordings of its own; the labels of a make-up come in any order."""
+    drawn = [torch.randint(0, 3, (12,), generator=torch.Generator().manual_seed(n)) for n in range(2)]
+    recorder = check("convolutional", labels=lambda step: drawn[step % 2].roll(step), count=30)
+    assert recorder.replayed > 3 * recorder.made > 0
+
+
+def test_a_rule_that_is_changed():
+    model, twin = (convolutional().double() for _ in range(2))
+    twin.load_state_dict(model.state_dict())
     grads, recorder = acted(model)
     plain, never = acted(twin)
     never.rests = True
-    for one, other in zip(steps(model, grads, inputs), steps(twin, plain, inputs), strict=True):
-        same(one, other)
-    assert recorder.made > 3
-    print(recorder.made, recorder.replayed)
-    assert recorder.replayed > 3 * recorder.made
+
+    def change(grads):
+        def before(step):
+            grads.rule = Prefer(Normalize(), {0: 3.0}) if step % 4 == 3 else Normalize()
+
+        return before
+
+    ours, theirs = steps(model, grads, images, before=change(grads)), steps(twin, plain, images, before=change(plain))
+    for (mine, gradients), (other, wanted) in zip(ours, theirs, strict=True):
+        assert mine.weights.equal(other.weights)
+        assert all(gradient.equal(right) for gradient, right in zip(gradients, wanted, strict=True))
+    assert recorder.replayed > recorder.made > 0
+
+
+def test_parameters_that_are_frozen_for_a_while_or_replaced():
+    model, twin = (convolutional().double() for _ in range(2))
+    twin.load_state_dict(model.state_dict())
+    grads, recorder = acted(model)
+    plain, never = acted(twin)
+    never.rests = True
+
+    def change(model):
+        def before(step):
+            model[0].weight.requires_grad_(step not in (6, 7))
+            model[1].requires_grad_(step not in (7, 8))
+            model[0].padding_mode = "circular" if step == 9 else "zeros"
+            if step == 10:
+                model[3].weight.data = model[3].weight.detach().clone()
+                model[1] = copy.deepcopy(model[1])
+
+        return before
+
+    ours, theirs = steps(model, grads, images, before=change(model)), steps(twin, plain, images, before=change(twin))
+    for number, ((mine, gradients), (other, wanted)) in enumerate(zip(ours, theirs, strict=True)):
+        assert mine.norms.equal(other.norms), number
+        for gradient, right in zip(gradients, wanted, strict=True):
+            assert (gradient is None and right is None) or gradient.equal(right), number
+    assert recorder.replayed > recorder.made > 0
+
+
+def test_a_class_that_is_not_finite():
+    """Its examples take no part, in a replay as elsewhere, and leave nothing behind."""
+
+    def spoiled(step):
+        x = images(step)
+        if step in (8, 9):
+            x[LABELS.roll(step) == 1] = torch.inf
+        return x
+
+    with mock.patch.dict(MODELS, {"spoiled": (convolutional, spoiled)}):
+        recorder = check("spoiled")
+    assert recorder.replayed > 3 * recorder.made > 0
+
+
+def test_gradients_are_the_users():
+    """Those of one step are not overwritten by the next, and what was there before is added to."""
+    model = convolutional().double()
+    grads, recorder = acted(model)
+    kept = []
+    for step in range(12):
+        losses = F.cross_entropy(model(images(step)), LABELS, reduction="none")
+        recorder.begin()
+        grads.backward(losses, LABELS)
+        kept.append([p.grad for p in model.parameters()])
+        if step != 10:
+            model.zero_grad()
+    twin, plain = convolutional().double(), []
+    twin.load_state_dict(model.state_dict())
+    for step in range(12):
+        ClassGradients(twin).backward(F.cross_entropy(twin(images(step)), LABELS, reduction="none"), LABELS)
+        plain.append([p.grad for p in twin.parameters()])
+        if step != 10:
+            twin.zero_grad()
+    for ours, theirs in zip(kept, plain, strict=True):
+        for gradient, right in zip(ours, theirs, strict=True):
+            torch.testing.assert_close(gradient, right)
+    assert recorder.replayed > 3 * recorder.made > 0
+
+
+def test_nothing_of_a_step_is_held():
+    """Neither what went into the layers nor their output gradients."""
+    model = convolutional().double()
+    grads, recorder = acted(model)
+    held = []
+    model[3].register_forward_hook(lambda module, args, output: held.append(weakref.ref(args[0])))
+    for _ in steps(model, grads, images):
+        pass
+    recorder.begin()
+    gc.collect()
+    assert recorder.replayed > 3 * recorder.made > 0
+    assert not any(reference() is not None for reference in held)
+
+
+def test_copies_record_their_own():
+    model = convolutional().double()
+    grads, recorder = acted(model)
+    for _ in steps(model, grads, images):
+        pass
+    assert recorder.made
+    replays = copy.deepcopy(grads._single._replays)
+    assert type(replays._recorder) is Recorder
+    assert replays._make_ups.get(()) is None
