@@ -20,6 +20,10 @@ from classgrad.gradients._terms import Dense, Memory, Scratch, Sums, Term, weigh
 from classgrad.gradients.layers._linear import ExamplesTerm, in_units, weighted_examples
 
 
+_KERNEL_BYTES = 2**25
+"""What the kernel adds up over its programs is about that much, whatever the layer."""
+
+
 def windows(x: Tensor, size: torch.Size, module: _ConvNd, scratch: Scratch) -> Tensor:
     """Return the patches of a padded x that the kernel sees, as rows (N, positions, channels × kernel).
 
@@ -89,6 +93,11 @@ class ConvTerm(ExamplesTerm):
         self.padding = padding
         self.by_rows = way.by_rows
         self.by_kernel = way.by_kernel
+
+    @property
+    def working_bytes(self) -> int:
+        """The kernel takes patches from where they are."""
+        return _KERNEL_BYTES if self.by_kernel and not self.without(gram=False) else super().working_bytes
 
     def as_rows(self, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
         """Return examples as rows, (N, positions, channels × kernel) and (N, positions, channels)."""
