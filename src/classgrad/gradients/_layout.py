@@ -175,7 +175,11 @@ class ClassLayout:
             if self.order is None and self.equal:
                 return values.view(len(self), self.equal, *values.shape[1:]).sum(1)
             rows = values.reshape(len(values), -1)
-            return (self.members(values.dtype) @ rows).view(len(self), *values.shape[1:])
+            if kernels.available(values):
+                sums = kernels.class_row_sums(rows[:, None], self.segments, order=self.order)
+            else:
+                sums = self.members(values.dtype) @ rows
+            return sums.view(len(self), *values.shape[1:])
         return values.new_zeros(len(self), *values.shape[1:]).index_add_(0, self.index, values)
 
     def sum_rows(self, values: Tensor, out: Tensor) -> None:
@@ -184,6 +188,8 @@ class ClassLayout:
             out.zero_().index_add_(0, self.index, values)
         elif self.order is None and self.equal:
             torch.sum(values.view(len(self), self.equal, -1), 1, out=out)
+        elif kernels.available(values):
+            kernels.class_row_sums(values[:, None], self.segments, order=self.order, out=out)
         else:
             torch.mm(self.members(values.dtype), values, out=out)
 

@@ -32,6 +32,7 @@ class Recorder:
         self._stream: int | None = None
         self._side: torch.cuda.Stream | None = None
         self._pool: Any = None
+        self._stages: dict[object, Tensor] = {}
         self._failed = False
 
     def knows(self, values: Tensor) -> bool:
@@ -46,6 +47,13 @@ class Recorder:
         if self._stream is None:
             self._stream = stream
         return bool(self._stream == stream)
+
+    def stage(self, number: int, like: Tensor) -> Tensor:
+        """Return a place for small values, one that all recordings share: good until it is filled again."""
+        key = (number, like.device)
+        if key not in self._stages:
+            self._stages[key] = torch.empty(-(-_SMALL // 16) * 16, dtype=torch.uint8, device=like.device)
+        return self._stages[key].view(like.dtype).as_strided(like.shape, like.stride())
 
     def place(self, values: Tensor) -> Hashable:
         """Say where values lie."""
@@ -88,13 +96,16 @@ class Static:
     held: Sequence[Tensor]
 
     @classmethod
-    def of(cls, inputs: Sequence[Tensor]) -> Static | None:
-        """Return places for inputs like these, filled with them, None if some cannot be copied as they lie."""
+    def of(cls, inputs: Sequence[Tensor], place: Callable[[int, Tensor], Tensor]) -> Static | None:
+        """Return places for inputs like these, filled with them, None if some cannot be copied as they lie.
+
+        ``place(number, values)`` gives a place for values like these.
+        """
         numbers = [number for number, values in enumerate(inputs) if is_small(values)]
         bases = [_base(inputs[number]) for number in numbers]
         if any(torch._debug_has_internal_overlap(base) for base in bases):
             return None
-        out = cls(numbers, [base.new_empty_strided(base.shape, base.stride()) for base in bases])
+        out = cls(numbers, [place(number, base) for number, base in zip(numbers, bases, strict=True)])
         out.fill(inputs)
         return out
 

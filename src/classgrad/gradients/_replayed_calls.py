@@ -34,6 +34,9 @@ Blocks = tuple[Block | None, Block | None]
 
 _numbers = count()
 
+_MOST = 2**23
+"""Bytes of class gradients that a recording may make in memory of its own."""
+
 
 class _Form(NamedTuple):
     """What a recording makes of a parameter: ``values`` of its own, columns on the sheet, or nothing."""
@@ -68,7 +71,7 @@ class Recording:
     inputs: Static
     """Where it reads what is small."""
     passed: Tensor | None
-    """Where it writes the gradient of the layer's input, if that is small."""
+    """Where it writes the gradient of the layer's input, if that is small; good until the next recording's."""
     after: _After
     number: int = field(default_factory=lambda: next(_numbers))
     """Never given twice."""
@@ -274,13 +277,14 @@ class Replaying(Taker):
         after: _After,
     ) -> Recording | None:
         """Record what was just launched one by one and made these terms."""
-        inputs = Static.of(tensors)
+        held = any(isinstance(term, ExamplesTerm) for term in made.values())  # its inputs are needed once more
+        inputs = Static.of(tensors, _place_of_its_own if held else self._recorder.stage)
         if inputs is None:
             return None
         if all(isinstance(term, ExamplesTerm) for term in made.values()):
             return Recording(None, [_Form(p) for p in made], inputs, None, after)
         call, b = _twin(each.call, inputs.stand_ins(tensors))
-        passed = torch.empty_like(call.input) if through and out is None else None
+        passed = self._recorder.stage(len(tensors), each.call.input) if through and out is None else None
         layout, memory = self._static.renewed(), copy.copy(self.memory)
 
         def work() -> list[_Form]:
@@ -317,7 +321,11 @@ def _fits(term: Term, room: int) -> bool:
     """Whether a term can be part of a recording: what it reads is known and it takes no more memory than that."""
     if isinstance(term, ExamplesTerm):
         return term.working_bytes <= room
-    return isinstance(term, (Dense, Sums))
+    return isinstance(term, (Dense, Sums)) and term.held.nbytes <= _MOST
+
+
+def _place_of_its_own(number: int, like: Tensor) -> Tensor:
+    return like.new_empty_strided(like.shape, like.stride())
 
 
 def _tensors(call: Call, b: Tensor) -> list[Tensor]:

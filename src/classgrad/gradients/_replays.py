@@ -25,7 +25,7 @@ from classgrad.gradients._step import Step
 from classgrad.gradients._terms import Memory, Term, promote
 from classgrad.rules import Normalize, Prefer, Rule, Sum
 
-_LEAST_ROOM = 2**26
+_LEAST_ROOM = 2**25
 _SHARE = 6
 """Recordings of layers take memory of their own for what they work on: at most one part in so many of what the layers
 saw of a batch, or the least room if that is more."""

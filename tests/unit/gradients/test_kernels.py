@@ -94,6 +94,24 @@ def test_class_sums(sizes, positions, wide):
     close(kernels.class_channel_sums(b[:, 0], segments), by_class(b[:, 0].double(), sizes))
 
 
+@pytest.mark.parametrize("positions", [1, 3])
+@pytest.mark.parametrize("sizes", SIZES)
+def test_class_sums_of_shuffled_examples(sizes, positions):
+    """They are gathered as they are read, and may be written to columns of a wider matrix."""
+    segments = kernels.Segments(sizes, DEVICE)
+    grouped = drawn(sum(sizes), positions, 6)
+    order = torch.randperm(len(grouped), generator=torch.Generator().manual_seed(1)).to(DEVICE)
+    b = torch.empty_like(grouped)
+    b[order] = grouped
+    wanted = by_class(grouped.double().sum(1), sizes)
+    close(kernels.class_row_sums(b, segments, order=order), wanted)
+    out = drawn(len(sizes), 10)
+    beside = out[:, 8:].clone()
+    kernels.class_row_sums(b, segments, order=order, out=out[:, 2:8])
+    close(out[:, 2:8], wanted)
+    assert out[:, 8:].equal(beside)
+
+
 def test_class_sums_of_many_chunks(monkeypatch):
     sizes = [70, 1, 33]
     segments = kernels.Segments(sizes, DEVICE)
@@ -101,6 +119,9 @@ def test_class_sums_of_many_chunks(monkeypatch):
     monkeypatch.setattr(segments, "cut", lambda rows, size: whole(rows, 1))
     b = drawn(sum(sizes), 2, 5)
     close(kernels.class_row_sums(b, segments), by_class(b.double().sum(1), sizes))
+    out = drawn(3, 9)
+    kernels.class_row_sums(b, segments, out=out[:, 1:6])
+    close(out[:, 1:6], by_class(b.double().sum(1), sizes))
     close(kernels.class_channel_sums(b.mT.contiguous(), segments), by_class(b.double().sum(1), sizes))
 
 

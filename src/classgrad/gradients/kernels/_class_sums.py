@@ -16,8 +16,10 @@ from classgrad.gradients.kernels._segments import VARYING, Chunks, Segments, loc
 def _sum_rows(
     b,
     parts,
+    order,
     width,
     row_stride,
+    part_stride,
     offsets,
     classes,
     rows,
@@ -25,6 +27,7 @@ def _sum_rows(
     chunk,
     UNIFORM: tl.constexpr,
     CLASSES: tl.constexpr,
+    ORDERED: tl.constexpr,
     ROWS: tl.constexpr,
     WIDTH: tl.constexpr,
 ):
@@ -36,9 +39,13 @@ def _sum_rows(
     total = tl.zeros((ROWS, WIDTH), tl.float32)
     for first in range(start, stop, ROWS):
         row = first + tl.arange(0, ROWS)
-        place = row.to(tl.int64)[:, None] * row_stride + column[None, :]
-        total += tl.load(b + place, mask=(row < stop)[:, None] & inside[None, :], other=0.0)
-    tl.store(parts + slot.to(tl.int64) * width + column, tl.sum(total, 0), mask=inside)
+        there = row < stop
+        source = row.to(tl.int64)
+        if ORDERED:
+            source = tl.load(order + row // rows, mask=there, other=0) * rows + row % rows
+        place = source[:, None] * row_stride + column[None, :]
+        total += tl.load(b + place, mask=there[:, None] & inside[None, :], other=0.0)
+    tl.store(parts + slot.to(tl.int64) * part_stride + column, tl.sum(total, 0), mask=inside)
 
 
 @launched(do_not_specialize=VARYING)
@@ -72,20 +79,28 @@ def _sum_positions(
     tl.store(parts + slot.to(tl.int64) * width + channel, tl.sum(total, 1), mask=inside)
 
 
-def class_row_sums(b: Tensor, segments: Segments) -> Tensor:
-    """Sum ``b`` (N, T, O), grouped by class, over the examples and positions of each class: (L, O)."""
-    if b.shape[1] == segments.largest == 1 and len(b) == len(segments):
+def class_row_sums(b: Tensor, segments: Segments, *, order: Tensor | None = None, out: Tensor | None = None) -> Tensor:
+    """Sum ``b`` (N, T, O), grouped by class, over the examples and positions of each class: (L, O).
+
+    Or ``order`` (N, int64) is what would bring it into class order. ``out`` (L, O) may be given to be written to; its
+    rows may be further apart.
+    """
+    if out is None and order is None and b.shape[1] == segments.largest == 1 and len(b) == len(segments):
         return b[:, 0]
     if b.stride(2) != 1 or b.stride(0) != b.shape[1] * b.stride(1):
         b = b.contiguous()
-    chunks, launch = segments.settled(_settle_rows, b.shape, b.stride(1))
-    parts = b.new_empty(chunks.slots, b.shape[2])
+    out_stride = b.shape[2] if out is None else out.stride(0)
+    chunks, launch = segments.settled(_settle_rows, b.shape, b.stride(1), out_stride, order is not None)
+    direct = out is not None and chunks.whole
+    parts = out if direct and out is not None else b.new_empty(chunks.slots, b.shape[2])
     if parts.numel():
-        launch(b, parts, segments.offsets)
-    return sum_slots(parts, segments, chunks)
+        launch(b, parts, order, segments.offsets)
+    return parts if direct else sum_slots(parts, segments, chunks, out)
 
 
-def _settle_rows(segments: Segments, shape: torch.Size, row_stride: int) -> tuple[Chunks, Launch]:
+def _settle_rows(
+    segments: Segments, shape: torch.Size, row_stride: int, out_stride: int, ordered: bool
+) -> tuple[Chunks, Launch]:
     _, positions, width = shape
     columns = min(128, next_power_of_2(width))
     block = max(1, 2048 // columns)
@@ -98,7 +113,9 @@ def _settle_rows(segments: Segments, shape: torch.Size, row_stride: int) -> tupl
         (chunks.slots, blocks),
         width=width,
         row_stride=row_stride,
+        part_stride=out_stride if chunks.whole else width,
         **location(segments, chunks),
+        ORDERED=ordered,
         ROWS=block,
         WIDTH=columns,
         num_warps=4,

@@ -19,7 +19,6 @@ from classgrad.gradients._taps import Call
 from classgrad.gradients._terms import Dense, Memory, Scratch, Sums, Term, weigh
 from classgrad.gradients.layers._linear import ExamplesTerm, in_units, weighted_examples
 
-
 _KERNEL_BYTES = 2**25
 """What the kernel adds up over its programs is about that much, whatever the layer."""
 
