@@ -1,7 +1,8 @@
 """What a class-gradient step costs, as a ratio to the plain SGD step on the same batch.
 
 All contenders of a row run in one process, taking turns, so that a slow moment of the machine hits them alike; the
-table shows the ratio of median times and, in brackets, that of peak memory. Labels come shuffled, the harder order for
+table shows the ratio of median times and, in brackets, that of peak memory, with what a contender holds between steps
+(a GPU's recordings) behind a plus. Labels come shuffled, the harder order for
 the fused engine (the samplers of classgrad.sampling group a batch by class); --grouped shows that one. `through` is the
 fused engine with the forward left to it (backward_through), which then brings the batch into class order first.
 
@@ -280,7 +281,8 @@ def compare(
             _warm_up(run, device)
             held = _reserved(device) - reserved
             _warm_up(run, device)
-            results[contender] = {"memory": held if contender in GRAPHS else held + _peak_memory(run, device)}
+            peak = 0 if contender in GRAPHS else _peak_memory(run, device)
+            results[contender] = {"memory": peak + held, "held": held}
             steps[contender] = run
         except Exception as error:
             results[contender] = {"failed": f"{type(error).__name__}: {error}".splitlines()[0]}
@@ -297,6 +299,7 @@ def compare(
             "seconds": median,
             "time_ratio": median / base,
             "memory_ratio": memory / results["plain"]["memory"],
+            "held_ratio": results[contender]["held"] / results["plain"]["memory"],
             "repeats": len(values),
         }
     return results
@@ -419,13 +422,19 @@ def show(row: Row) -> None:
     cells = [row["model"], " × ".join(map(str, row["layout"])), f"{1e3 * results['plain']['seconds']:.1f}"]
     for contender in row["contenders"][1:]:
         r = results[contender]
-        cells.append("–" if "failed" in r else f"{r['time_ratio']:.2f} ({r['memory_ratio']:.2f})")
+        cells.append("–" if "failed" in r else f"{r['time_ratio']:.2f} ({_memory(r)})")
         if "failed" in r:
             print(f"  {contender}: {r['failed']}", file=sys.stderr)
     if all(c in results for c in GRAPHS):
         times = [results[c].get("seconds") for c in GRAPHS]
         cells.append(f"{times[0] / times[1]:.2f}" if all(times) else "–")
     print(f"| {' | '.join(cells)} |", flush=True)
+
+
+def _memory(result: Row) -> str:
+    """Return the ratio of memory, with what stays held between steps apart."""
+    held = result["held_ratio"]
+    return f"{result['memory_ratio'] - held:.2f} + {held:.2f}" if held >= 0.005 else f"{result['memory_ratio']:.2f}"
 
 
 if __name__ == "__main__":

@@ -75,8 +75,8 @@ class Taker:
         return term.settle(self.sheet, b, self._gram)
 
     def terms(self, parameters: Iterable[nn.Parameter]) -> dict[nn.Parameter, Term]:
-        """Return what was made of those of the parameters that learn from a call."""
-        return {p: _merge(self._parts[id(p)]) for p in parameters if id(p) in self._parts}
+        """Hand out what was made of those of the parameters that learn from a call, to whoever lets go of it first."""
+        return {p: _merge(self._parts.pop(id(p))) for p in parameters if id(p) in self._parts}
 
     def _covered(self, each: CoveredCall) -> dict[str, nn.Parameter]:
         if self.wanted is None:

@@ -29,7 +29,7 @@ class Recorder:
     """
 
     def __init__(self) -> None:
-        self._stream: int | None = None
+        self._stream: tuple[int, int] | None = None
         self._side: torch.cuda.Stream | None = None
         self._pool: Any = None
         self._stages: dict[object, Tensor] = {}
@@ -43,10 +43,11 @@ class Recorder:
         """Say whether work on such values can be recorded or replayed now, on the present stream."""
         if self._failed:
             return False
-        stream = torch._C._cuda_getCurrentRawStream(values.get_device())
+        device = values.get_device()
+        stream = (device, torch._C._cuda_getCurrentRawStream(device))
         if self._stream is None:
             self._stream = stream
-        return bool(self._stream == stream)
+        return self._stream == stream
 
     def stage(self, number: int, like: Tensor) -> Tensor:
         """Return a place for small values, one that all recordings share: good until it is filled again."""
@@ -64,8 +65,8 @@ class Recorder:
 
         It must not wait for the device, and what it reads must be there at every replay, in the same places.
         """
-        if self._side is None:
-            self._side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        if self._side is None and self._stream is not None:
+            self._side = torch.cuda.Stream(self._stream[0])  # type: ignore[no-untyped-call]
         graph = torch.cuda.CUDAGraph()
         try:
             with torch.cuda.stream(self._side):
@@ -134,7 +135,8 @@ def _base(values: Tensor) -> Tensor:
 class Shelf(Generic[T]):
     """Recordings of one piece of work, each for the places in memory that it works on."""
 
-    def __init__(self) -> None:
+    def __init__(self, kept: int = _KEPT) -> None:
+        self._room = kept
         self._kept: dict[Hashable, T] = {}
         self._seen: dict[Hashable, None] = {}
         self._made = 0
@@ -161,5 +163,5 @@ class Shelf(Generic[T]):
         """Keep a recording, in place of the oldest if there are many."""
         self._made += 1
         self._kept[places] = recording
-        if len(self._kept) > _KEPT:
+        if len(self._kept) > self._room:
             del self._kept[next(iter(self._kept))]

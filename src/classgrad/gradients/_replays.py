@@ -20,11 +20,13 @@ from classgrad.gradients._fused import other_terms, send_back
 from classgrad.gradients._layout import ClassLayout
 from classgrad.gradients._pack import pack
 from classgrad.gradients._recorder import Recorder, Shelf, is_small
-from classgrad.gradients._replayed_calls import Hit, Piece, Replaying
+from classgrad.gradients._replayed_calls import Hit, Piece, Replaying, Terms
 from classgrad.gradients._step import Step
 from classgrad.gradients._terms import Memory, Term, promote
 from classgrad.rules import Normalize, Prefer, Rule, Sum
 
+_MAKE_UPS = 8
+"""Make-ups of batches whose recordings are kept."""
 _LEAST_ROOM = 2**25
 _SHARE = 6
 """Recordings of layers take memory of their own for what they work on: at most one part in so many of what the layers
@@ -36,7 +38,7 @@ class Replays:
 
     def __init__(self) -> None:
         self._recorder = Recorder()
-        self._make_ups: Shelf[_MakeUp] = Shelf()
+        self._make_ups: Shelf[_MakeUp] = Shelf(kept=_MAKE_UPS)
 
     def __reduce__(self) -> tuple[type[Replays], tuple[()]]:
         """Have copies record their own."""
@@ -67,44 +69,31 @@ class Replays:
     ) -> tuple[Step, dict[nn.Parameter, Tensor]]:
         """Return the step that the rule makes of the class gradients, and its direction."""
         seed = 1 / layout.examples
-        outside = other_terms(losses, layout, parameters, rest, seed, memory)
+        others = other_terms(losses, layout, parameters, rest, seed, memory)
         room = max(_LEAST_ROOM, sum([each.call.input.nbytes for each in calls]) // _SHARE)
-        make_up = self._make_up(layout, memory, room)
+        make_up = self._make_up(layout, memory, room) if self._recorder.ready(losses) else None
         covered = [p for p in parameters if id(p) not in rest]
         places = (None, layout) if make_up is None else (make_up.pieces, make_up.layout)
         taker = Replaying(calls, covered, layout, memory, room, self._recorder, *places)
         send_back(losses, calls, ends, seed, taker)
-        packs = pack(outside | taker.terms(parameters))
-        outside.clear()  # what the class gradients are held in is let go as the direction comes
-        given = [each.term.square_norms() for each in packs]
-        hits = [outcome for outcome in taker.outcomes if isinstance(outcome, Hit)]
+        outside = pack(others | taker.terms(parameters))
+        del others  # what the class gradients are held in is let go as the direction comes
+        given = [each.term.square_norms() for each in outside]
         known = None
-        if make_up is not None and hits and len(hits) == len(taker.outcomes):
+        if make_up is not None:
             key = (repr(rule), memory.left, losses.shape, losses.dtype, *[v.dtype for v in given])
-            known = make_up.ends((*key, *[hit.recording.number for hit in hits]))
-        replayed = None if known is None else self._replayed(known, hits, given, losses, memory, rule)
-        if replayed is not None:
-            step, found = replayed
-        else:
-            terms: dict[nn.Parameter, Term] = {}
-            for outcome in taker.outcomes:
-                terms.update(outcome.terms(layout, memory) if isinstance(outcome, Hit) else outcome)
-            taker.outcomes.clear()
-            hits.clear()
-            inside = pack(terms)
-            terms.clear()
-            squares = [*[each.term.square_norms() for each in inside], *given]
-            squares = squares or [promote(losses).new_zeros(len(layout))]  # nothing is trained
-            step = judge(total(squares), rule, class_losses(losses, layout), layout)
-            found = weigh_packs(inside, [step.weights] * len(inside), finite=False)
-            if known is not None:
-                known.directions = [(direction.shape, direction.dtype) for _, direction in found]
-        return step, handed_out(found + weigh_packs(packs, [step.weights] * len(packs), finite=False))
+            known = make_up.ends(taker.outcomes, key)
+        made = None if known is None else self._replayed(known, taker.outcomes, given, losses, memory, rule)
+        step, found = made or _launched(taker.outcomes, given, losses, layout, memory, rule)
+        taker.outcomes.clear()
+        if known is not None:
+            known.directions = [(direction.shape, direction.dtype) for _, direction in found]
+        return step, handed_out(found + weigh_packs(outside, [step.weights] * len(outside), finite=False))
 
     def _replayed(
         self,
         known: _Ends,
-        hits: Sequence[Hit],
+        outcomes: Sequence[Hit | Terms],
         given: Sequence[Tensor],
         losses: Tensor,
         memory: Memory,
@@ -118,6 +107,7 @@ class Replays:
         ending = known.shelf.get(places)
         if ending is None:
             ending = Ending(given, losses, known.layout)
+            hits = [outcome for outcome in outcomes if isinstance(outcome, Hit)]
             if not known.shelf.open or not ending.record(self._recorder, hits, memory, rule, outs):
                 return None
             known.shelf.put(places, ending)
@@ -161,13 +151,38 @@ class _MakeUp:
             layout.move_to(self.layout)
             self._latest = layout
 
-    def ends(self, key: Hashable) -> _Ends | None:
-        """Return what is recorded of the ends of steps that went like this one so far; None if that is too much."""
+    def ends(self, outcomes: Sequence[Hit | Terms], key: tuple[Hashable, ...]) -> _Ends | None:
+        """Return what is recorded of the ends of steps that went like this one so far, None if not all was replayed."""
+        numbers = [outcome.recording.number for outcome in outcomes if isinstance(outcome, Hit)]
+        if not numbers or len(numbers) < len(outcomes):
+            return None
+        key = (*key, *numbers)
         found = self._ends.get(key)
         if found is None and self._ends.open:
             found = _Ends(self.layout)
             self._ends.put(key, found)
         return found
+
+
+def _launched(
+    outcomes: list[Hit | Terms],
+    given: Sequence[Tensor],
+    losses: Tensor,
+    layout: ClassLayout,
+    memory: Memory,
+    rule: Rule,
+) -> tuple[Step, Found]:
+    """Launch the end of a step one by one; the outcomes are let go as the direction comes."""
+    terms: dict[nn.Parameter, Term] = {}
+    for outcome in outcomes:
+        terms.update(outcome.terms(layout, memory) if isinstance(outcome, Hit) else outcome)
+    outcomes.clear()
+    packs = pack(terms)
+    terms.clear()
+    squares = [*[each.term.square_norms() for each in packs], *given]
+    squares = squares or [promote(losses).new_zeros(len(layout))]  # nothing is trained
+    step = judge(total(squares), rule, class_losses(losses, layout), layout)
+    return step, weigh_packs(packs, [step.weights] * len(packs), finite=False)
 
 
 def _is_pure(rule: Rule) -> bool:

@@ -52,9 +52,9 @@ class ExamplesTerm(Term):
 
     @property
     def working_bytes(self) -> int:
-        """About how much memory is needed at a time beside inputs, output gradients and what is made of them."""
+        """About how much memory is needed at a time beside inputs, output gradients and class gradients."""
         rows = min(self.layout.examples, self._at_a_time) * self._example_bytes
-        return rows + self.a.nbytes + self.b.nbytes
+        return rows + self.a.nbytes + self.b.nbytes + self.bytes_per_class
 
     @property
     def _has_kernels(self) -> bool:
