@@ -38,7 +38,7 @@ def check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
         raise InputError(f"Parameter `{name}` should be one of {', '.join(choices)}. Found {value!r}.")
 
 
-def check_settings(model: object, rule: object, max_memory: int, mixing: object) -> None:
+def check_settings(model: object, rule: object, max_memory: int, mixing: object, record: object) -> None:
     """Raise for settings of the wrong kind."""
     if not isinstance(model, nn.Module):
         raise InputError(f"Parameter `model` should be a torch.nn.Module. Found {type(model).__name__}.")
@@ -48,6 +48,8 @@ def check_settings(model: object, rule: object, max_memory: int, mixing: object)
         raise InputError(f"Parameter `mixing` should be a sequence of layer types. Found {mixing!r}.")
     if type(max_memory) is not int or max_memory < 0:
         raise InputError(f"Parameter `max_memory` should be a number of bytes of at least 0. Found {max_memory!r}.")
+    if not isinstance(record, bool):
+        raise InputError(f"Parameter `record` should be true or false. Found {record!r}.")
 
 
 def check_rule(rule: object) -> None:

@@ -17,6 +17,7 @@ from classgrad.gradients._replayed_calls import Hit
 from classgrad.gradients._sheet import Block
 from classgrad.gradients._step import Step
 from classgrad.gradients._terms import Memory
+from classgrad.gradients.layers._linear import ExamplesTerm
 from classgrad.rules import Rule
 
 
@@ -54,7 +55,12 @@ class Ending:
             return blocks.setdefault(id(block), Block(block.rows, block.used))
 
         layout = self._layout
-        packs = pack({p: term for hit in hits for p, term in hit.static_terms(layout, memory, twin)})
+        terms = {p: term for hit in hits for p, term in hit.static_terms(layout, memory, twin)}
+        # The most that is needed at a time is asked for first: what is given back of it serves for all the rest.
+        most = max([term.working_bytes for term in terms.values() if isinstance(term, ExamplesTerm)], default=0)
+        self._losses.new_empty(most, dtype=torch.uint8)
+        packs = pack(terms)
+        terms.clear()
         given = [] if self._given is None else self._given.unbind()
         squares = [*[each.term.square_norms() for each in packs], *given]
         step = judge(total(squares), rule, class_losses(self._losses, layout), layout)

@@ -28,12 +28,12 @@ class Recorder:
     and somebody holds on to stays theirs.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, active: bool = True) -> None:
+        self._active = active
         self._stream: tuple[int, int] | None = None
         self._side: torch.cuda.Stream | None = None
         self._pool: Any = None
         self._stages: dict[object, Tensor] = {}
-        self._failed = False
 
     def knows(self, values: Tensor) -> bool:
         """Say whether they are on a device whose work can be recorded, and is not being recorded already."""
@@ -41,7 +41,7 @@ class Recorder:
 
     def ready(self, values: Tensor) -> bool:
         """Say whether work on such values can be recorded or replayed now, on the present stream."""
-        if self._failed:
+        if not self._active:
             return False
         device = values.get_device()
         stream = (device, torch._C._cuda_getCurrentRawStream(device))
@@ -77,7 +77,7 @@ class Recorder:
                 finally:
                     graph.capture_end()
         except RuntimeError:
-            self._failed = True
+            self._active = False
             return None
         self._pool = graph.pool()
         return graph.replay, made

@@ -27,22 +27,23 @@ from classgrad.rules import Normalize, Prefer, Rule, Sum
 
 _MAKE_UPS = 8
 """Make-ups of batches whose recordings are kept."""
-_LEAST_ROOM = 2**25
+_LEAST_ROOM = 2**26
 _SHARE = 6
 """Recordings of layers take memory of their own for what they work on: at most one part in so many of what the layers
 saw of a batch, or the least room if that is more."""
 
 
 class Replays:
-    """Makes steps, and records and replays what it can of them."""
+    """Makes steps, and records and replays what it can of them; nothing unless told to ``record``."""
 
-    def __init__(self) -> None:
-        self._recorder = Recorder()
+    def __init__(self, record: bool = True) -> None:
+        self._record = record
+        self._recorder = Recorder(record)
         self._make_ups: Shelf[_MakeUp] = Shelf(kept=_MAKE_UPS)
 
-    def __reduce__(self) -> tuple[type[Replays], tuple[()]]:
+    def __reduce__(self) -> tuple[type[Replays], tuple[bool]]:
         """Have copies record their own."""
-        return Replays, ()
+        return Replays, (self._record,)
 
     def suit(self, losses: Tensor, layout: ClassLayout, rule: Rule, wishes: Wishes, scale: Tensor | float) -> bool:
         """Say whether a step asks for norms alone, never waits for the device and runs no code of the user's."""
@@ -68,25 +69,25 @@ class Replays:
         rule: Rule,
     ) -> tuple[Step, dict[nn.Parameter, Tensor]]:
         """Return the step that the rule makes of the class gradients, and its direction."""
-        seed = 1 / layout.examples
-        others = other_terms(losses, layout, parameters, rest, seed, memory)
         room = max(_LEAST_ROOM, sum([each.call.input.nbytes for each in calls]) // _SHARE)
         make_up = self._make_up(layout, memory, room) if self._recorder.ready(losses) else None
+        seed = 1 / layout.examples
+        others = other_terms(losses, layout, parameters, rest, seed, memory)
         covered = [p for p in parameters if id(p) not in rest]
         places = (None, layout) if make_up is None else (make_up.pieces, make_up.layout)
         taker = Replaying(calls, covered, layout, memory, room, self._recorder, *places)
         send_back(losses, calls, ends, seed, taker)
-        outside = pack(others | taker.terms(parameters))
-        del others  # what the class gradients are held in is let go as the direction comes
+        outcomes, outside = taker.outcomes, pack(others | taker.terms(parameters))
+        del taker, others  # what the class gradients are held in is let go as the direction comes
         given = [each.term.square_norms() for each in outside]
         known = None
         if make_up is not None:
             key = (repr(rule), memory.left, losses.shape, losses.dtype, *[v.dtype for v in given])
-            known = make_up.ends(taker.outcomes, key)
-        made = None if known is None else self._replayed(known, taker.outcomes, given, losses, memory, rule)
-        step, found = made or _launched(taker.outcomes, given, losses, layout, memory, rule)
-        taker.outcomes.clear()
-        if known is not None:
+            known = make_up.ends(outcomes, key)
+        made = None if known is None else self._replayed(known, outcomes, given, losses, memory, rule)
+        step, found = made or _launched(outcomes, given, losses, layout, memory, rule)
+        outcomes.clear()
+        if known is not None and sum([direction.nbytes for _, direction in found]) <= room:
             known.directions = [(direction.shape, direction.dtype) for _, direction in found]
         return step, handed_out(found + weigh_packs(outside, [step.weights] * len(outside), finite=False))
 

@@ -23,10 +23,10 @@ from classgrad.gradients._write import scale_of, write
 class SingleStep:
     """Makes the step of :meth:`ClassGradients.backward_laid_out`."""
 
-    def __init__(self, basis: Basis, norms: LazyNorms | None) -> None:
+    def __init__(self, basis: Basis, norms: LazyNorms | None, record: bool) -> None:
         self._basis = basis
         self.norms = norms
-        self._replays = Replays()
+        self._replays = Replays(record)
 
     def make(self, losses: Tensor, layout: ClassLayout, scaler: GradScaler | None, lazy: bool | None) -> Step:
         """Take the class gradients as far as the rule needs them and write the direction."""

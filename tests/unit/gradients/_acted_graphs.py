@@ -31,7 +31,7 @@ class Acted(Recorder):
         return True
 
     def ready(self, values):
-        return not self._failed
+        return self._active
 
     def place(self, values):
         if is_small(values) or isinstance(values, torch.nn.Parameter):
@@ -42,7 +42,7 @@ class Acted(Recorder):
     def record(self, work):
         if self.fails:
             work()  # as far as it may come
-            self._failed = True
+            self._active = False
         if self.fails or self.rests:
             return None
         with _Log(self) as log:

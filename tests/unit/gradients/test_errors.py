@@ -128,6 +128,7 @@ CONSTRUCTION = [
     ({"classes": "ab"}, "Parameter `classes` should be a positive number of classes"),
     ({"classes": True}, "Parameter `classes` should be a positive number of classes"),
     ({"max_memory": "1GB"}, "Parameter `max_memory` should be a number of bytes"),
+    ({"record": "yes"}, "Parameter `record` should be true or false. Found 'yes'."),
     ({"classes": [1, 2, 1]}, "Parameter `classes` should not repeat a label. Found 1, 2, 1."),
 ]
 

@@ -87,6 +87,8 @@ def class_row_sums(b: Tensor, segments: Segments, *, order: Tensor | None = None
     """
     if out is None and order is None and b.shape[1] == segments.largest == 1 and len(b) == len(segments):
         return b[:, 0]
+    if not b.shape[2]:
+        return b.new_empty(len(segments), 0) if out is None else out
     if b.stride(2) != 1 or b.stride(0) != b.shape[1] * b.stride(1):
         b = b.contiguous()
     out_stride = b.shape[2] if out is None else out.stride(0)
