@@ -13,8 +13,8 @@ T = TypeVar("T")
 
 _SEEN = 64
 """Places that are remembered as having come once."""
-_KEPT = 2
-"""Recordings of one piece: where a batch comes while the last is still there, places take turns."""
+_KEPT = 4
+"""Recordings of one piece: an allocator may take turns between a few sets of places."""
 _SMALL = 2**20
 """Bytes up to which torch's allocator gives out places among small ones, where anything may come in between."""
 _MADE = 24
