@@ -22,6 +22,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
@@ -115,7 +116,12 @@ def with_engine(
 def fused(model: nn.Module, x: Tensor, y: Tensor, *, gram: bool = False, max_memory: int = MAX_MEMORY) -> Step:
     """Take the step after one's own forward, on a batch in the order it came in."""
     grads = ClassGradients(model, Normalize(), gram=gram, max_memory=max_memory)
-    return lambda: grads.backward(F.cross_entropy(model(x), y, reduction="none"), y)
+
+    def step() -> None:
+        grads.backward(F.cross_entropy(model(x), y, reduction="none"), y)
+
+    step.grads = grads  # type: ignore[attr-defined]
+    return step
 
 
 def captured(model: nn.Module, x: Tensor, y: Tensor, max_memory: int = MAX_MEMORY) -> Step:
@@ -262,6 +268,7 @@ def compare(
     classes = len(y.unique())
     steps: dict[str, Callable[[], float]] = {}
     results: dict[str, dict] = {}
+    watched: dict[str, ClassGradients | None] = {}
     base = 0.0
     for contender, prepare in contenders.items():
         torch.manual_seed(1)
@@ -273,7 +280,8 @@ def compare(
             continue
         try:
             reserved = _reserved(device)
-            run = partial(_step, prepare(model, x, y), optimizer, device)
+            step = prepare(model, x, y)
+            run = partial(_step, step, optimizer, device)
             run()
             base = base or run()
             if contender not in GRAPHS:
@@ -283,6 +291,7 @@ def compare(
             _warm_up(run, device)
             peak = 0 if contender in GRAPHS else _peak_memory(run, device)
             results[contender] = {"memory": peak + held, "held": held}
+            watched[contender] = getattr(step, "grads", None)
             steps[contender] = run
         except Exception as error:
             results[contender] = {"failed": f"{type(error).__name__}: {error}".splitlines()[0]}
@@ -292,6 +301,9 @@ def compare(
         for contender, run in steps.items():
             times[contender].append(run())
     base = statistics.median(times["plain"])
+    for contender, grads in watched.items():
+        if grads is not None and device == "cuda":
+            results[contender]["recordings"] = asdict(grads.recordings)
     for contender, values in times.items():
         median = statistics.median(values)
         memory = results[contender]["memory"]
@@ -417,7 +429,7 @@ def main() -> None:
 
 
 def show(row: Row) -> None:
-    """Print a row of the table, and on the error stream why a contender has no time."""
+    """Print a row of the table, and on the error stream why a contender has no time, and what was replayed."""
     results = row["results"]
     cells = [row["model"], " × ".join(map(str, row["layout"])), f"{1e3 * results['plain']['seconds']:.1f}"]
     for contender in row["contenders"][1:]:
@@ -425,6 +437,9 @@ def show(row: Row) -> None:
         cells.append("–" if "failed" in r else f"{r['time_ratio']:.2f} ({_memory(r)})")
         if "failed" in r:
             print(f"  {contender}: {r['failed']}", file=sys.stderr)
+        if "recordings" in r:
+            counts = ", ".join(f"{count} {what}" for what, count in r["recordings"].items())
+            print(f"  {contender}: layers and ends of steps {counts}", file=sys.stderr)
     if all(c in results for c in GRAPHS):
         times = [results[c].get("seconds") for c in GRAPHS]
         cells.append(f"{times[0] / times[1]:.2f}" if all(times) else "–")

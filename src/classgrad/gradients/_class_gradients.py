@@ -22,6 +22,7 @@ from classgrad.gradients._engines import Engine, Engines
 from classgrad.gradients._layout import ClassLayout, declared_classes
 from classgrad.gradients._lazy import LazyNorms, lazy_norms
 from classgrad.gradients._micro_batches import LossFunction, MicroBatches
+from classgrad.gradients._recorder import Tally
 from classgrad.gradients._research import gradient_table, verification
 from classgrad.gradients._select import holds, select
 from classgrad.gradients._single import SingleStep
@@ -128,6 +129,11 @@ class ClassGradients:
     def parameters(self) -> list[nn.Parameter]:
         """The parameters that take part now, those that require gradients."""
         return self._basis.parameters
+
+    @property
+    def recordings(self) -> Tally:
+        """How much of the steps on a GPU was replayed so far; see ``record``."""
+        return self._single.tally
 
     def backward(self, losses: Tensor, y: Tensor, *, scaler: GradScaler | None = None) -> Step:
         """Add the direction Σ_l w_l g_l to ``p.grad``, as ``losses.mean().backward()`` adds the plain gradient.

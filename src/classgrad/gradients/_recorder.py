@@ -21,6 +21,17 @@ _MADE = 24
 """How often one piece is recorded before it is left as it is: places that never settle are not worth the effort."""
 
 
+@dataclass
+class Tally:
+    """What became of the pieces of steps so far: each layer's work and the end of each step are one."""
+
+    recorded: int = 0
+    """Recordings that were made."""
+    replayed: int = 0
+    launched: int = 0
+    """Launched operation by operation, though they could have been replayed had they come before in the same places."""
+
+
 class Recorder:
     """Records on a stream of its own, without running anything.
 
@@ -29,6 +40,7 @@ class Recorder:
     """
 
     def __init__(self, active: bool = True) -> None:
+        self.tally = Tally()
         self._active = active
         self._stream: tuple[int, int] | None = None
         self._side: torch.cuda.Stream | None = None
@@ -80,6 +92,7 @@ class Recorder:
             self._active = False
             return None
         self._pool = graph.pool()
+        self.tally.recorded += 1
         return graph.replay, made
 
 
@@ -97,15 +110,10 @@ class Static:
     held: Sequence[Tensor]
 
     @classmethod
-    def of(cls, inputs: Sequence[Tensor], place: Callable[[int, Tensor], Tensor]) -> Static | None:
-        """Return places for inputs like these, filled with them, None if some cannot be copied as they lie.
-
-        ``place(number, values)`` gives a place for values like these.
-        """
+    def of(cls, inputs: Sequence[Tensor], place: Callable[[int, Tensor], Tensor]) -> Static:
+        """Return places for inputs like these, with them in it; ``place(number, values)`` gives one for such values."""
         numbers = [number for number, values in enumerate(inputs) if is_small(values)]
         bases = [_base(inputs[number]) for number in numbers]
-        if any(torch._debug_has_internal_overlap(base) for base in bases):
-            return None
         out = cls(numbers, [place(number, base) for number, base in zip(numbers, bases, strict=True)])
         out.fill(inputs)
         return out

@@ -178,7 +178,9 @@ class Replaying(Taker):
         options = self._options(each, b, through)
         if options is None:
             return super().__call__(each, b, through)
+        tally = self._recorder.tally
         if self._pieces is None:
+            tally.launched += 1
             passed, _ = self._make(each, b, through, None)
             call.release()
             return passed
@@ -195,8 +197,10 @@ class Replaying(Taker):
         places = self._places(tensors, *written, *call.module._parameters.values())
         recording = piece.shelf.get(places)
         if recording is not None and self._recorder.ready(b):
+            tally.replayed += 1
             self._replay(recording, tensors, each, block, fresh)
             return out if recording.passed is None else recording.passed.clone()
+        tally.launched += 1
         left = self.memory.left
         self.sheet.next = fresh
         passed, made = self._make(each, b, through, out)
@@ -279,8 +283,6 @@ class Replaying(Taker):
         """Record what was just launched one by one and made these terms."""
         held = any(isinstance(term, ExamplesTerm) for term in made.values())  # its inputs are needed once more
         inputs = Static.of(tensors, _place_of_its_own if held else self._recorder.stage)
-        if inputs is None:
-            return None
         if all(isinstance(term, ExamplesTerm) for term in made.values()):
             return Recording(None, [_Form(p) for p in made], inputs, None, after)
         call, b = _twin(each.call, inputs.stand_ins(tensors))

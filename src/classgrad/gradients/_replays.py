@@ -8,7 +8,7 @@ user's code; they are recorded in pieces as CUDA graphs, which the host launches
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +19,7 @@ from classgrad.gradients._ending import Ending, total
 from classgrad.gradients._fused import other_terms, send_back
 from classgrad.gradients._layout import ClassLayout
 from classgrad.gradients._pack import pack
-from classgrad.gradients._recorder import Recorder, Shelf, is_small
+from classgrad.gradients._recorder import Recorder, Shelf, Tally, is_small
 from classgrad.gradients._replayed_calls import Hit, Piece, Replaying, Terms
 from classgrad.gradients._step import Step
 from classgrad.gradients._terms import Memory, Term, promote
@@ -44,6 +44,11 @@ class Replays:
     def __reduce__(self) -> tuple[type[Replays], tuple[bool]]:
         """Have copies record their own."""
         return Replays, (self._record,)
+
+    @property
+    def tally(self) -> Tally:
+        """What became of the pieces of its steps."""
+        return replace(self._recorder.tally)
 
     def suit(self, losses: Tensor, layout: ClassLayout, rule: Rule, wishes: Wishes, scale: Tensor | float) -> bool:
         """Say whether a step asks for norms alone, never waits for the device and runs no code of the user's."""
@@ -85,7 +90,12 @@ class Replays:
             key = (repr(rule), memory.left, losses.shape, losses.dtype, *[v.dtype for v in given])
             known = make_up.ends(outcomes, key)
         made = None if known is None else self._replayed(known, outcomes, given, losses, memory, rule)
-        step, found = made or _launched(outcomes, given, losses, layout, memory, rule)
+        if made is not None:
+            self._recorder.tally.replayed += 1
+        else:
+            self._recorder.tally.launched += 1
+            made = _launched(outcomes, given, losses, layout, memory, rule)
+        step, found = made
         outcomes.clear()
         if known is not None and sum([direction.nbytes for _, direction in found]) <= room:
             known.directions = [(direction.shape, direction.dtype) for _, direction in found]

@@ -14,6 +14,7 @@ from classgrad.gradients._layout import ClassLayout
 from classgrad.gradients._lazy import LazyNorms
 from classgrad.gradients._parameters import own_parameters
 from classgrad.gradients._plain import weighted_backward
+from classgrad.gradients._recorder import Tally
 from classgrad.gradients._replays import Replays
 from classgrad.gradients._step import Step
 from classgrad.gradients._stream import Direction
@@ -70,6 +71,11 @@ class SingleStep:
             write(step, direction, basis.sparse, scaler, unwritten)
             self._remember(step, layout, extents, lazy)
             return step
+
+    @property
+    def tally(self) -> Tally:
+        """What was replayed of the steps on a GPU."""
+        return self._replays.tally
 
     def lazy(self, layout: ClassLayout) -> bool:
         """Say whether the next step may go by remembered norms."""

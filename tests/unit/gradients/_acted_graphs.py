@@ -7,10 +7,26 @@ how-manieth they are. ``Acted.moved`` says which of them lie elsewhere than in o
 import ctypes
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_map_only
 
 from classgrad.gradients._recorder import Recorder, is_small
+
+LAUNCH = None
+"""How kernels are launched by themselves."""
+
+
+def log_launches(monkeypatch):
+    """Have launches of kernels be part of the work that is recorded."""
+    from classgrad.gradients.kernels._launch import Kernel
+
+    global LAUNCH
+    LAUNCH = Kernel.launch
+
+    def launch(kernel, *given):
+        return LAUNCH(kernel, *given) if _Log.active is None else _Log.active.launch(kernel, *given)
+
+    monkeypatch.setattr(Kernel, "launch", launch)
 
 
 class Acted(Recorder):
@@ -18,10 +34,17 @@ class Acted(Recorder):
 
     def __init__(self):
         super().__init__()
-        self.made = self.replayed = 0
         self.fails = self.rests = False
         self.moved = set()
         self._places = []
+
+    @property
+    def made(self):
+        return self.tally.recorded
+
+    @property
+    def replayed(self):
+        return self.tally.replayed
 
     def begin(self):
         """Give out places anew."""
@@ -47,13 +70,8 @@ class Acted(Recorder):
             return None
         with _Log(self) as log:
             made = work()
-        self.made += 1
-
-        def replay():
-            self.replayed += 1
-            log.replay()
-
-        return replay, made
+        self.tally.recorded += 1
+        return log.replay, made
 
     def find(self, tensor):
         """Return the place of a tensor's memory and how far behind its beginning it starts, None if it has none."""
@@ -90,10 +108,32 @@ class _Address:
 
 
 class _Log(TorchDispatchMode):
+    """What was done in a piece of work, operation by operation."""
+
+    active = None
+
     def __init__(self, acted):
         super().__init__()
         self._acted = acted
         self._operations = []
+
+    def __enter__(self):
+        _Log.active = self
+        return super().__enter__()
+
+    def __exit__(self, *error):
+        _Log.active = None
+        return super().__exit__(*error)
+
+    def launch(self, kernel, grid, values, *options):
+        """Launch a kernel of Triton, now and at every replay; its interpreter's own operations are none of the work."""
+
+        def launched(kernel, grid, values, *options):
+            with _disable_current_modes():
+                LAUNCH(kernel, grid, values, *options)
+
+        launched(kernel, grid, values, *options)
+        self._operations.append((launched, ((kernel, grid, self._addresses(list(values)), *options), {}), None))
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         given = self._addresses((args, kwargs or {}))

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from classgrad import Bisect, ClassGradients, Normalize, Sum
-from classgrad.gradients._recorder import Recorder
+from classgrad.gradients._recorder import Recorder, Tally
 from classgrad.gradients._replays import Replays
 from classgrad.rules import Prefer
 
@@ -105,11 +105,19 @@ def same(one, other):
     return one.shape == other.shape and bool(((one == other) | (one.isnan() & other.isnan())).all())
 
 
-def check(name, before=None, rule=None, labels=lambda step: LABELS.roll(step), count=12, **settings):
+def check(
+    name,
+    before=None,
+    rule=None,
+    labels=lambda step: LABELS.roll(step),
+    count=12,
+    dtype=torch.float64,
+    **settings,
+):
     """Compare with steps that are never recorded; return the recorder."""
     make, inputs = MODELS[name]
     torch.manual_seed(0)
-    model = make().double()
+    model = make().to(dtype)
     twin = copy.deepcopy(model)
     grads, recorder = acted(model, rule, **settings)
     plain, never = acted(twin, rule, **settings)
@@ -374,6 +382,20 @@ def test_class_gradients_are_let_go_as_the_direction_comes(ghosts):
     ):
         plain, ours = peak(ClassGradients), peak(lambda model: acted(model)[0])
     assert ours <= 1.05 * plain
+
+
+def test_what_was_replayed_is_told():
+    """Two layers with parameters and the end of the step are a piece each; what is told does not change later on."""
+    model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)).double()
+    grads, _ = acted(model)
+    told = [grads.recordings]
+    for _ in steps(model, grads, lambda step: images(step)[:, 0, 0, :4]):
+        told.append(grads.recordings)
+    assert told[0] == Tally()
+    assert told[1] == Tally(launched=3)
+    assert [later.replayed + later.launched for later in told] == [3 * number for number in range(13)]
+    assert told[-1].replayed - told[-2].replayed == 3
+    assert told[-1].recorded == told[-4].recorded == 3
 
 
 def test_recording_can_be_switched_off():

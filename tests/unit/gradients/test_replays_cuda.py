@@ -8,7 +8,6 @@ import torch
 from torch.nn import functional as F
 
 from classgrad import ClassGradients
-from classgrad.gradients._recorder import Recorder
 from classgrad.models import resnet18, simple_cnn
 
 from .test_replays import Tokens, convolutional
@@ -17,30 +16,6 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
-
-
-class Counting(Recorder):
-    def __init__(self):
-        super().__init__()
-        self.made = self.replayed = 0
-
-    def record(self, work):
-        recorded = super().record(work)
-        if recorded is None:
-            return None
-        self.made += 1
-        replay, made = recorded
-
-        def counted():
-            self.replayed += 1
-            replay()
-
-        return counted, made
-
-
-class Resting(Recorder):
-    def record(self, work):
-        return None
 
 
 def images(size):
@@ -64,9 +39,8 @@ CASES = {
 ALL = [(name, layout) for name, (_, _, layouts) in CASES.items() for layout in layouts]
 
 
-def training(model, recorder, inputs, y, count, between):
-    grads = ClassGradients(model)
-    grads._single._replays._recorder = recorder
+def training(grads, inputs, y, count, between):
+    model = grads.model
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     draw = torch.Generator("cuda").manual_seed(3)
     for step in range(count):
@@ -105,15 +79,17 @@ def test_replays_are_what_is_launched_one_by_one(name, layout, tf32):
     torch.set_float32_matmul_precision("high" if tf32 else "highest")
     torch.backends.cudnn.deterministic = True
     try:
-        recorder = Counting()
-        found = list(training(model, recorder, inputs, y, 40, between))
+        grads = ClassGradients(model)
+        found = list(training(grads, inputs, y, 40, between))
         gc.collect()
-        wanted = list(training(twin, Resting(), inputs, y, 40, lambda step: None))
+        wanted = list(training(ClassGradients(twin, record=False), inputs, y, 40, lambda step: None))
     finally:
         torch.set_float32_matmul_precision(before)
         torch.backends.cudnn.deterministic = False
-    print(name, layout, "made", recorder.made, "replayed", recorder.replayed)
+    made = grads.recordings
+    print(name, layout, made)
     for step, (ours, theirs) in enumerate(zip(found, wanted, strict=True)):
         for mine, other in zip(ours, theirs, strict=True):
             assert mine.equal(other), step
-    assert recorder.replayed > recorder.made > 0
+    assert made.replayed > made.launched
+    assert made.replayed > made.recorded > 0
