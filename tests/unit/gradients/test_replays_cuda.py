@@ -91,5 +91,4 @@ def test_replays_are_what_is_launched_one_by_one(name, layout, tf32):
     for step, (ours, theirs) in enumerate(zip(found, wanted, strict=True)):
         for mine, other in zip(ours, theirs, strict=True):
             assert mine.equal(other), step
-    assert made.replayed > made.launched
     assert made.replayed > made.recorded > 0
