@@ -78,6 +78,7 @@ class Recorder:
         It must not wait for the device, and what it reads must be there at every replay, in the same places.
         """
         if self._side is None and self._stream is not None:
+            # Its own: what cuBLAS holds for a stream must lie in the memory of these recordings and no others.
             self._side = torch.cuda.Stream(self._stream[0])  # type: ignore[no-untyped-call]
         graph = torch.cuda.CUDAGraph()
         try:
