@@ -4,6 +4,7 @@ import copy
 import gc
 import weakref
 from contextlib import ExitStack
+from functools import partial
 from unittest import mock
 
 import pytest
@@ -225,50 +226,38 @@ def test_batches_of_several_make_ups():
     assert recorder.replayed > 3 * recorder.made > 0
 
 
-def test_a_rule_that_is_changed():
-    model, twin = (convolutional().double() for _ in range(2))
-    twin.load_state_dict(model.state_dict())
+def check_changes(change):
+    """Compare with steps that are never recorded while ``change(grads, step)`` changes things before each."""
+    model = convolutional().double()
     grads, recorder = acted(model)
-    plain, never = acted(twin)
+    plain, never = acted(copy.deepcopy(model))
     never.rests = True
-
-    def change(grads):
-        def before(step):
-            grads.rule = Prefer(Normalize(), {0: 3.0}) if step % 4 == 3 else Normalize()
-
-        return before
-
-    ours, theirs = steps(model, grads, images, before=change(grads)), steps(twin, plain, images, before=change(plain))
-    for (mine, gradients), (other, wanted) in zip(ours, theirs, strict=True):
-        assert mine.weights.equal(other.weights)
-        assert all(gradient.equal(right) for gradient, right in zip(gradients, wanted, strict=True))
-    assert recorder.replayed > recorder.made > 0
-
-
-def test_parameters_that_are_frozen_for_a_while_or_replaced():
-    model, twin = (convolutional().double() for _ in range(2))
-    twin.load_state_dict(model.state_dict())
-    grads, recorder = acted(model)
-    plain, never = acted(twin)
-    never.rests = True
-
-    def change(model):
-        def before(step):
-            model[0].weight.requires_grad_(step not in (6, 7))
-            model[1].requires_grad_(step not in (7, 8))
-            model[0].padding_mode = "circular" if step == 9 else "zeros"
-            if step == 10:
-                model[3].weight.data = model[3].weight.detach().clone()
-                model[1] = copy.deepcopy(model[1])
-
-        return before
-
-    ours, theirs = steps(model, grads, images, before=change(model)), steps(twin, plain, images, before=change(twin))
-    for number, ((mine, gradients), (other, wanted)) in enumerate(zip(ours, theirs, strict=True)):
-        assert mine.norms.equal(other.norms), number
+    runs = [steps(each.model, each, images, before=partial(change, each)) for each in (grads, plain)]
+    for number, ((mine, gradients), (other, wanted)) in enumerate(zip(*runs, strict=True)):
+        assert mine.weights.equal(other.weights), number
         for gradient, right in zip(gradients, wanted, strict=True):
             assert (gradient is None and right is None) or gradient.equal(right), number
     assert recorder.replayed > recorder.made > 0
+
+
+def test_a_rule_that_is_changed():
+    def change(grads, step):
+        grads.rule = Prefer(Normalize(), {0: 3.0}) if step % 4 == 3 else Normalize()
+
+    check_changes(change)
+
+
+def test_parameters_that_are_frozen_for_a_while_or_replaced_and_layers_that_are_changed():
+    def change(grads, step):
+        model = grads.model
+        model[0].weight.requires_grad_(step not in (6, 7))
+        model[1].requires_grad_(step not in (7, 8))
+        model[0].padding_mode = "circular" if step == 9 else "zeros"
+        if step == 10:
+            model[3].weight.data = model[3].weight.detach().clone()
+            model[1] = copy.deepcopy(model[1])
+
+    check_changes(change)
 
 
 def test_a_class_that_is_not_finite():
