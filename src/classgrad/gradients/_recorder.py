@@ -29,7 +29,8 @@ class Tally:
     """Recordings that were made."""
     replayed: int = 0
     launched: int = 0
-    """Launched operation by operation, though they could have been replayed had they come before in the same places."""
+    """Launched operation by operation, since they had not come before in the same places; what never is recorded is not
+    counted."""
 
 
 class Recorder:

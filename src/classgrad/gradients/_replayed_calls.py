@@ -178,15 +178,14 @@ class Replaying(Taker):
         options = self._options(each, b, through)
         if options is None:
             return super().__call__(each, b, through)
-        tally = self._recorder.tally
         if self._pieces is None:
-            tally.launched += 1
             passed, _ = self._make(each, b, through, None)
             call.release()
             return passed
         block = self.sheet.open(b)
         used = 0 if block is None else block.used
-        key = (*map(id, each.parameters.values()), through, options, *self.sheet.state, used)
+        left = self.memory.left
+        key = (*map(id, each.parameters.values()), through, options, *self.sheet.state, used, left)
         piece = self._pieces.get(key)
         if piece is None:
             piece = self._pieces[key] = Piece()
@@ -197,11 +196,8 @@ class Replaying(Taker):
         places = self._places(tensors, *written, *call.module._parameters.values())
         recording = piece.shelf.get(places)
         if recording is not None and self._recorder.ready(b):
-            tally.replayed += 1
             self._replay(recording, tensors, each, block, fresh)
             return out if recording.passed is None else recording.passed.clone()
-        tally.launched += 1
-        left = self.memory.left
         self.sheet.next = fresh
         passed, made = self._make(each, b, through, out)
         self.sheet.next = None
@@ -245,6 +241,7 @@ class Replaying(Taker):
         settled = [self.settle(term, b) for term in terms]
         made = dict(zip(each.parameters.values(), settled, strict=True))
         self.outcomes.append(made)
+        self._recorder.tally.launched += 1
         return passed, made
 
     def _replay(
@@ -265,6 +262,7 @@ class Replaying(Taker):
         recording.inputs.fill(tensors)
         if recording.replay is not None:
             recording.replay()
+        self._recorder.tally.replayed += 1
         self.outcomes.append(Hit(recording, each, tensors[1] if recording.holds else None, (block, opened)))
         if not recording.holds:
             each.call.release()
