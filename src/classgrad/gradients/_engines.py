@@ -19,7 +19,8 @@ from classgrad.gradients._graph import Graph
 from classgrad.gradients._joint import joint_terms
 from classgrad.gradients._layout import ClassLayout
 from classgrad.gradients._registry import rule_of
-from classgrad.gradients._terms import Memory, Scratch
+from classgrad.gradients._scratch import Scratch
+from classgrad.gradients._terms import Memory
 
 Engine = Literal["auto", "fused", "joint", "split"]
 

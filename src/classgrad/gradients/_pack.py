@@ -84,8 +84,12 @@ def _join(group: Sequence[tuple[nn.Parameter, Dense | Sums]], blocks: Iterable[S
     These go to a block that has room for them, and are no pack of their own then.
     """
     members = [term for _, term in group]
-    values = torch.cat([rows(term.held) for term in members], 1) if len(members) > 1 else rows(members[0].held)
-    first, starts, width = members[0], _starts(members), values.shape[1]
+    each = [rows(term.held) for term in members]
+    first, starts, width = members[0], _starts(members), sum(values.shape[1] for values in each)
+    scratch = first.memory.scratch
+    values = each[0]
+    if len(each) > 1:
+        values = torch.cat(each, 1, out=scratch.fresh("joined", (len(values), width), values))
     if not isinstance(first, Sums):
         return Pack(Dense(values, first.memory), _placed(group, starts, 0))
     for block, _, on_it in blocks:
@@ -93,7 +97,9 @@ def _join(group: Sequence[tuple[nn.Parameter, Dense | Sums]], blocks: Iterable[S
             on_it += _placed(group, starts, block.used)
             first.layout.sum_rows(values, block.extend(width))
             return None
-    return Pack(Dense(first.layout.sum(values), first.memory), _placed(group, starts, 0))
+    sums = scratch.fresh("sums", (first.classes, width), values)
+    first.layout.sum_rows(values, sums)
+    return Pack(Dense(sums, first.memory), _placed(group, starts, 0))
 
 
 def _placed(group: Sequence[tuple[nn.Parameter, Term]], starts: Sequence[int], first: int) -> list[Member]:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from classgrad.gradients._scratch import is_small, small_memory
 
 T = TypeVar("T")
 
@@ -15,10 +19,14 @@ _SEEN = 64
 """Places that are remembered as having come once."""
 _KEPT = 4
 """Recordings of one piece: an allocator may take turns between a few sets of places."""
-_SMALL = 2**20
-"""Bytes up to which torch's allocator gives out places among small ones, where anything may come in between."""
 _MADE = 24
 """How often one piece is recorded before it is left as it is: places that never settle are not worth the effort."""
+_LIBRARIES = frozenset(
+    getattr(torch.ops.aten, name)
+    for name in ("addbmm", "addmm", "addmv", "baddbmm", "bmm", "convolution", "convolution_backward", "dot", "mm", "mv")
+)
+"""Operations of cuBLAS and cuDNN. They take memory that a recording would have to hold, tens of MB for each stream, and
+are one launch each anyway."""
 
 
 @dataclass
@@ -29,8 +37,8 @@ class Tally:
     """Recordings that were made."""
     replayed: int = 0
     launched: int = 0
-    """Launched operation by operation, since they had not come before in the same places; what never is recorded is not
-    counted."""
+    """Launched operation by operation, since they had not come before in the same places or cannot be recorded; what is
+    known beforehand never to be is not counted."""
 
 
 class Recorder:
@@ -66,7 +74,7 @@ class Recorder:
         """Return a place for small values, one that all recordings share: good until it is filled again."""
         key = (number, like.device)
         if key not in self._stages:
-            self._stages[key] = torch.empty(-(-_SMALL // 16) * 16, dtype=torch.uint8, device=like.device)
+            self._stages[key] = small_memory(like.device)
         return self._stages[key].view(like.dtype).as_strided(like.shape, like.stride())
 
     def place(self, values: Tensor) -> Hashable:
@@ -74,33 +82,55 @@ class Recorder:
         return values.data_ptr()
 
     def record(self, work: Callable[[], T]) -> tuple[Callable[[], None], T] | None:
-        """Return what replays the work, and what it returned; None if it cannot be recorded, and nothing will be then.
+        """Return what replays the work, and what it returned; None if it is not to be recorded.
 
-        It must not wait for the device, and what it reads must be there at every replay, in the same places.
+        It must not wait for the device, and what it reads must be there at every replay, in the same places. If it
+        fails, nothing will be recorded any more.
         """
-        if self._side is None and self._stream is not None:
-            # Its own: what cuBLAS holds for a stream must lie in the memory of these recordings and no others.
-            self._side = torch.cuda.Stream(self._stream[0])  # type: ignore[no-untyped-call]
-        graph = torch.cuda.CUDAGraph()
+
+        def watched() -> T:
+            with _NoLibraries():  # type: ignore[no-untyped-call]
+                return work()
+
         try:
-            with torch.cuda.stream(self._side):
-                # Not torch.cuda.graph, which would give back all free memory, so that nothing lies where it lay.
-                graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
-                try:
-                    made = work()
-                finally:
-                    graph.capture_end()
+            recorded = self._capture(watched)
+        except _NeedsLibrary:
+            return None
         except RuntimeError:
             self._active = False
             return None
-        self._pool = graph.pool()
         self.tally.recorded += 1
+        return recorded
+
+    def _capture(self, work: Callable[[], T]) -> tuple[Callable[[], None], T]:
+        if self._side is None and self._stream is not None:
+            self._side = torch.cuda.Stream(self._stream[0])  # type: ignore[no-untyped-call]
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.stream(self._side), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of a graph without operations: work that was broken off
+            # Not torch.cuda.graph, which would give back all free memory, so that nothing lies where it lay.
+            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+            try:
+                made = work()
+            finally:
+                graph.capture_end()
+        self._pool = graph.pool()
         return graph.replay, made
 
 
-def is_small(values: Tensor) -> bool:
-    """Whether values are not to be expected where they lay before; copying them takes next to no time."""
-    return values.untyped_storage().nbytes() <= _SMALL
+class _NeedsLibrary(Exception):
+    """Work has operations that are not recorded."""
+
+
+class _NoLibraries(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function.overloadpacket in _LIBRARIES and _has_libraries(args[0]):
+            raise _NeedsLibrary
+        return function(*args, **(kwargs or {}))
+
+
+def _has_libraries(values: Tensor) -> bool:
+    return values.is_cuda
 
 
 @dataclass(frozen=True)
@@ -115,8 +145,7 @@ class Static:
     def of(cls, inputs: Sequence[Tensor], place: Callable[[int, Tensor], Tensor]) -> Static:
         """Return places for inputs like these, with them in it; ``place(number, values)`` gives one for such values."""
         numbers = [number for number, values in enumerate(inputs) if is_small(values)]
-        bases = [_base(inputs[number]) for number in numbers]
-        out = cls(numbers, [place(number, base) for number, base in zip(numbers, bases, strict=True)])
+        out = cls(numbers, [place(number, base(inputs[number])) for number in numbers])
         out.fill(inputs)
         return out
 
@@ -130,10 +159,10 @@ class Static:
     def fill(self, inputs: Sequence[Tensor]) -> None:
         """Bring inputs to where a recording reads them."""
         if self.numbers:
-            torch._foreach_copy_(list(self.held), [_base(inputs[number]) for number in self.numbers])
+            torch._foreach_copy_(list(self.held), [base(inputs[number]) for number in self.numbers])
 
 
-def _base(values: Tensor) -> Tensor:
+def base(values: Tensor) -> Tensor:
     """Return values without the dimensions along which they are repeated."""
     strides = values.stride()
     if 0 not in strides:
@@ -149,7 +178,7 @@ class Shelf(Generic[T]):
         self._room = kept
         self._kept: dict[Hashable, T] = {}
         self._seen: dict[Hashable, None] = {}
-        self._made = 0
+        self._left = _MADE
 
     def get(self, places: Hashable) -> T | None:
         """Return the recording for these places, if there is one."""
@@ -167,11 +196,15 @@ class Shelf(Generic[T]):
     @property
     def open(self) -> bool:
         """Whether more recordings are wanted."""
-        return self._made < _MADE
+        return self._left > 0
+
+    def close(self) -> None:
+        """Want no more."""
+        self._left = 0
 
     def put(self, places: Hashable, recording: T) -> None:
         """Keep a recording, in place of the oldest if there are many."""
-        self._made += 1
+        self._left -= 1
         self._kept[places] = recording
         if len(self._kept) > self._room:
             del self._kept[next(iter(self._kept))]

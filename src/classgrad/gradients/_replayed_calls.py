@@ -3,7 +3,8 @@
 A recording reads its inputs where they lay when it was made. Small ones are copied there. Large ones are not, but an
 allocator that is asked for the same sizes in the same order gives out the same places, so from step to step they mostly
 lie where they lay before, and the recording is replayed only where all of them do. So it is with what is written: small
-tensors stay the recording's own, large ones are the step's, in places where they were before.
+tensors stay the recording's own, large ones are the step's, in places where they were before, and so is the memory that
+it works in.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from classgrad.gradients import kernels
 from classgrad.gradients._audit import Calls, CoveredCall
 from classgrad.gradients._fused import Taker
 from classgrad.gradients._layout import ClassLayout
-from classgrad.gradients._recorder import Recorder, Shelf, Static, is_small
+from classgrad.gradients._recorder import Recorder, Shelf, Static
+from classgrad.gradients._scratch import Area, Needs, is_small
 from classgrad.gradients._sheet import Block
 from classgrad.gradients._taps import Call
 from classgrad.gradients._terms import Dense, Memory, Sums, Term
@@ -87,6 +89,7 @@ class Piece:
     """Recordings of a call at one point of a step, for different places."""
 
     shelf: Shelf[Recording] = field(default_factory=Shelf)
+    needs: Needs = field(default_factory=Needs)
     columns: int = 0
     """Of the block that it opens, if it does."""
     _rows: Tensor | None = None
@@ -106,51 +109,45 @@ class Hit(NamedTuple):
 
     recording: Recording
     each: CoveredCall
-    b: Tensor | None
-    """Its output gradient, if that is still needed."""
+    tensors: Sequence[Tensor]
+    """What class gradients that were not made follow from; nothing if all were."""
     blocks: Blocks
 
-    def terms(self, layout: ClassLayout, memory: Memory) -> Iterator[tuple[nn.Parameter, Term]]:
-        """Yield its class gradients."""
-        return self._terms(layout, memory, self.each.call, self.b, lambda block: block)
-
-    def static_terms(
-        self, layout: ClassLayout, memory: Memory, twin: Callable[[Block], Block]
+    def made(
+        self, layout: ClassLayout, memory: Memory, block_of: Callable[[Block], Block] = lambda block: block
     ) -> Iterator[tuple[nn.Parameter, Term]]:
-        """Yield its class gradients as they can be recorded; those on a sheet are on the ``twin`` of their block."""
-        call, b = self.each.call, self.b
-        if b is not None:
-            call, b = _twin(call, self.recording.inputs.stand_ins(_tensors(call, b)))
-        return self._terms(layout, memory, call, b, twin)
-
-    def _terms(
-        self, layout: ClassLayout, memory: Memory, call: Call, b: Tensor | None, block_of: Callable[[Block], Block]
-    ) -> Iterator[tuple[nn.Parameter, Term]]:
-        names = {id(p): name for name, p in self.each.parameters.items()}
+        """Yield the class gradients that were made; ``block_of`` a block of the sheet is where those on it are read."""
         for form in self.recording.forms:
             p = form.parameter
-            term: Term
             if form.values is not None:
-                term = Dense(form.values, memory) if form.summed else Sums(form.values, layout, memory)
+                yield p, Dense(form.values, memory) if form.summed else Sums(form.values, layout, memory)
             elif form.column is not None:
                 block = self.blocks[form.fresh]
                 assert block is not None
                 block = block_of(block)
-                term = Dense(block.view(form.column, p.shape), memory, block, form.column)
-            else:
-                assert b is not None
-                name = names[id(p)]
-                term = self.each.rule.terms(call, b, layout, memory, frozenset({name}))[name]
-            yield p, term
+                yield p, Dense(block.view(form.column, p.shape), memory, block, form.column)
+
+    def others(
+        self, layout: ClassLayout, memory: Memory, tensors: Sequence[Tensor]
+    ) -> Iterator[tuple[nn.Parameter, Term]]:
+        """Yield the class gradients that were not made, as they follow from ``tensors``."""
+        if not tensors:
+            return
+        call, b = _twin(self.each.call, tensors)
+        not_made = [form.parameter for form in self.recording.forms if form.values is None and form.column is None]
+        names = {id(p): name for name, p in self.each.parameters.items()}
+        wanted = frozenset([names[id(p)] for p in not_made])
+        found = self.each.rule.terms(call, b, layout, memory, wanted)
+        for p in not_made:
+            yield p, found[names[id(p)]]
 
 
 class Replaying(Taker):
     """Replays what it can of the work on output gradients, and records what comes again in the same places.
 
     Calls that can never be recorded are the business of a :class:`Taker`; of the others there are ``outcomes`` in the
-    order in which they came, whose class gradients do not depend on what happened to be recorded. What takes more than
-    ``room`` bytes of memory to work in never is. ``pieces`` are the recordings for such batches, which read the layout
-    off ``static``; None for the first of its kind.
+    order in which they came, whose class gradients do not depend on what happened to be recorded. ``pieces`` are the
+    recordings for such batches, which read the layout off ``static``; None for the first of its kind.
     """
 
     def __init__(
@@ -159,7 +156,6 @@ class Replaying(Taker):
         parameters: Sequence[nn.Parameter],
         layout: ClassLayout,
         memory: Memory,
-        room: int,
         recorder: Recorder,
         pieces: dict[Hashable, Piece] | None,
         static: ClassLayout,
@@ -167,7 +163,6 @@ class Replaying(Taker):
         super().__init__(calls, parameters, layout, memory)
         self.outcomes: list[Hit | Terms] = []
         self._shared = {p for p, times in self.uses.items() if times > 1}
-        self._room = room
         self._recorder = recorder
         self._pieces = pieces
         self._static = static
@@ -192,22 +187,27 @@ class Replaying(Taker):
         tensors = _tensors(call, b)
         fresh = piece.fresh(len(self.layout), b)
         out = torch.empty_like(call.input) if through and not is_small(call.input) else None
-        written = (out, fresh, None if block is None else block.rows)
+        work = piece.needs.memory(b)
+        written = (out, fresh, None if block is None else block.rows, work)
         places = self._places(tensors, *written, *call.module._parameters.values())
         recording = piece.shelf.get(places)
         if recording is not None and self._recorder.ready(b):
             self._replay(recording, tensors, each, block, fresh)
             return out if recording.passed is None else recording.passed.clone()
         self.sheet.next = fresh
-        passed, made = self._make(each, b, through, out)
+        area = Area(piece.needs, work)
+        with self.memory.worked_in(area):
+            passed, made = self._make(each, b, through, out)
         self.sheet.next = None
         opened = self.sheet.open(b)
         if opened is not block and opened is not None:
             piece.columns = opened.rows.shape[1]
-        if made is not None and piece.shelf.due(places) and self._recorder.ready(b):
+        if made is not None and area.complete and piece.shelf.due(places) and self._recorder.ready(b):
             after = _After(self.sheet.state, 0 if opened is None else opened.used, left - self.memory.left)
-            recording = self._record(tensors, each, through, out, made, block, used, after)
-            if recording is not None:
+            recording = self._record(tensors, each, through, out, made, block, used, after, Area(piece.needs, work))
+            if recording is None:
+                piece.shelf.close()
+            else:
                 piece.shelf.put(places, recording)
         call.release()
         return passed
@@ -235,7 +235,7 @@ class Replaying(Taker):
         """Launch the work one by one; None in place of the terms if they are none of the outcomes."""
         passed, found = self.find(each, b, through, out)
         terms = [found[name] for name in each.parameters]
-        if not all(_fits(term, self._room) for term in terms):
+        if not all(map(_can_be_recorded, terms)):
             self.add(each, found, b)
             return passed, None
         settled = [self.settle(term, b) for term in terms]
@@ -263,9 +263,8 @@ class Replaying(Taker):
         if recording.replay is not None:
             recording.replay()
         self._recorder.tally.replayed += 1
-        self.outcomes.append(Hit(recording, each, tensors[1] if recording.holds else None, (block, opened)))
-        if not recording.holds:
-            each.call.release()
+        self.outcomes.append(Hit(recording, each, tensors if recording.holds else (), (block, opened)))
+        each.call.release()
 
     def _record(
         self,
@@ -277,15 +276,16 @@ class Replaying(Taker):
         block: Block | None,
         used: int,
         after: _After,
+        area: Area,
     ) -> Recording | None:
         """Record what was just launched one by one and made these terms."""
-        held = any(isinstance(term, ExamplesTerm) for term in made.values())  # its inputs are needed once more
-        inputs = Static.of(tensors, _place_of_its_own if held else self._recorder.stage)
         if all(isinstance(term, ExamplesTerm) for term in made.values()):
-            return Recording(None, [_Form(p) for p in made], inputs, None, after)
+            return Recording(None, [_Form(p) for p in made], Static([], []), None, after)
+        inputs = Static.of(tensors, self._recorder.stage)
         call, b = _twin(each.call, inputs.stand_ins(tensors))
         passed = self._recorder.stage(len(tensors), each.call.input) if through and out is None else None
         layout, memory = self._static.renewed(), copy.copy(self.memory)
+        memory.scratch = area
 
         def work() -> list[_Form]:
             if through and each.rule.through is not None:
@@ -317,15 +317,9 @@ def _written(p: nn.Parameter, term: Term, made: Term, b: Tensor, block: Block | 
     return _Form(p)
 
 
-def _fits(term: Term, room: int) -> bool:
-    """Whether a term can be part of a recording: what it reads is known and it takes no more memory than that."""
-    if isinstance(term, ExamplesTerm):
-        return term.working_bytes <= room
-    return isinstance(term, (Dense, Sums)) and term.held.nbytes <= _MOST
-
-
-def _place_of_its_own(number: int, like: Tensor) -> Tensor:
-    return like.new_empty_strided(like.shape, like.stride())
+def _can_be_recorded(term: Term) -> bool:
+    """Whether what a term reads is known, and it holds little of its own."""
+    return isinstance(term, ExamplesTerm) or (isinstance(term, (Dense, Sums)) and term.held.nbytes <= _MOST)
 
 
 def _tensors(call: Call, b: Tensor) -> list[Tensor]:

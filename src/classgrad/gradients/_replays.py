@@ -18,19 +18,18 @@ from classgrad.gradients._combine import Found, Wishes, class_losses, handed_out
 from classgrad.gradients._ending import Ending, total
 from classgrad.gradients._fused import other_terms, send_back
 from classgrad.gradients._layout import ClassLayout
-from classgrad.gradients._pack import pack
-from classgrad.gradients._recorder import Recorder, Shelf, Tally, is_small
+from classgrad.gradients._pack import Pack, pack
+from classgrad.gradients._recorder import Recorder, Shelf, Tally
 from classgrad.gradients._replayed_calls import Hit, Piece, Replaying, Terms
+from classgrad.gradients._scratch import Area, Needs, is_small
 from classgrad.gradients._step import Step
-from classgrad.gradients._terms import Memory, Term, promote
+from classgrad.gradients._terms import Dense, Memory, Term, promote
 from classgrad.rules import Normalize, Prefer, Rule, Sum
 
 _MAKE_UPS = 8
 """Make-ups of batches whose recordings are kept."""
-_LEAST_ROOM = 2**26
-_SHARE = 6
-"""Recordings of layers take memory of their own for what they work on: at most one part in so many of what the layers
-saw of a batch, or the least room if that is more."""
+_DIRECTIONS = 2**26
+"""Bytes of the direction that are made at once: more come one by one, as the class gradients behind them are let go."""
 
 
 class Replays:
@@ -74,13 +73,12 @@ class Replays:
         rule: Rule,
     ) -> tuple[Step, dict[nn.Parameter, Tensor]]:
         """Return the step that the rule makes of the class gradients, and its direction."""
-        room = max(_LEAST_ROOM, sum([each.call.input.nbytes for each in calls]) // _SHARE)
-        make_up = self._make_up(layout, memory, room) if self._recorder.ready(losses) else None
+        make_up = self._make_up(layout, memory) if self._recorder.ready(losses) else None
         seed = 1 / layout.examples
         others = other_terms(losses, layout, parameters, rest, seed, memory)
         covered = [p for p in parameters if id(p) not in rest]
         places = (None, layout) if make_up is None else (make_up.pieces, make_up.layout)
-        taker = Replaying(calls, covered, layout, memory, room, self._recorder, *places)
+        taker = Replaying(calls, covered, layout, memory, self._recorder, *places)
         send_back(losses, calls, ends, seed, taker)
         outcomes, outside = taker.outcomes, pack(others | taker.terms(parameters))
         del taker, others  # what the class gradients are held in is let go as the direction comes
@@ -94,11 +92,10 @@ class Replays:
             self._recorder.tally.replayed += 1
         else:
             self._recorder.tally.launched += 1
-            made = _launched(outcomes, given, losses, layout, memory, rule)
+            made = _launched(outcomes, given, losses, layout, memory, rule, known)
         step, found = made
+        outside += _not_made(outcomes, layout, memory)
         outcomes.clear()
-        if known is not None and sum([direction.nbytes for _, direction in found]) <= room:
-            known.directions = [(direction.shape, direction.dtype) for _, direction in found]
         return step, handed_out(found + weigh_packs(outside, [step.weights] * len(outside), finite=False))
 
     def _replayed(
@@ -111,23 +108,29 @@ class Replays:
         rule: Rule,
     ) -> tuple[Step, Found] | None:
         """Replay the end of a step, recorded now if need be; None if it is to be launched one by one."""
-        if not known.directions or not self._recorder.ready(losses):
+        if known.directions is None or not self._recorder.ready(losses):
             return None
         outs = [losses.new_empty(shape, dtype=dtype) for shape, dtype in known.directions]
+        work = known.needs.memory(losses)
         places = tuple([None if is_small(out) else self._recorder.place(out) for out in outs])
+        places = (*places, None if work is None else self._recorder.place(work))
+        hits = [outcome for outcome in outcomes if isinstance(outcome, Hit)]
         ending = known.shelf.get(places)
         if ending is None:
-            ending = Ending(given, losses, known.layout)
-            hits = [outcome for outcome in outcomes if isinstance(outcome, Hit)]
-            if not known.shelf.open or not ending.record(self._recorder, hits, memory, rule, outs):
+            if not known.shelf.open:
+                return None
+            ending, area = Ending(given, losses, known.layout), Area(known.needs, work)
+            if not ending.record(self._recorder, hits, memory, rule, outs, area):
+                if area.complete:
+                    known.shelf.close()
                 return None
             known.shelf.put(places, ending)
-        return ending.replay(given, losses, outs)
+        return ending.replay(given, losses, hits, outs, work)
 
-    def _make_up(self, layout: ClassLayout, memory: Memory, room: int) -> _MakeUp | None:
+    def _make_up(self, layout: ClassLayout, memory: Memory) -> _MakeUp | None:
         """Return the recordings of batches like this one, None if such a batch is new."""
         formats = (memory.products, memory.convolutions, *_library_settings())
-        key = (tuple(layout.sizes), layout.order is None, memory.limit, room, *formats)
+        key = (tuple(layout.sizes), layout.order is None, memory.limit, *formats)
         found = self._make_ups.get(key)
         if found is None and self._make_ups.due(key):
             found = _MakeUp(layout)
@@ -142,8 +145,9 @@ class _Ends:
     """Recordings of the ends of steps whose calls were replayed by the same recordings."""
 
     layout: ClassLayout
-    directions: Sequence[tuple[torch.Size, torch.dtype]] = ()
-    """Of each pack, once known."""
+    directions: Sequence[tuple[torch.Size, torch.dtype]] | None = None
+    """Of each pack of class gradients that were made, once known."""
+    needs: Needs = field(default_factory=Needs)
     shelf: Shelf[Ending] = field(default_factory=Shelf)
 
 
@@ -182,18 +186,37 @@ def _launched(
     layout: ClassLayout,
     memory: Memory,
     rule: Rule,
+    known: _Ends | None,
 ) -> tuple[Step, Found]:
     """Launch the end of a step one by one; the outcomes are let go as the direction comes."""
     terms: dict[nn.Parameter, Term] = {}
     for outcome in outcomes:
-        terms.update(outcome.terms(layout, memory) if isinstance(outcome, Hit) else outcome)
+        if isinstance(outcome, Hit):
+            terms.update(outcome.made(layout, memory))
+            terms.update(outcome.others(layout, memory, outcome.tensors))
+        else:
+            terms.update(outcome)
     outcomes.clear()
-    packs = pack(terms)
-    terms.clear()
-    squares = [*[each.term.square_norms() for each in packs], *given]
+    with memory.worked_in(memory.scratch if known is None else Area(known.needs, None)):
+        packs = pack(terms)
+        terms.clear()
+        squares = [*[each.term.square_norms() for each in packs], *given]
     squares = squares or [promote(losses).new_zeros(len(layout))]  # nothing is trained
     step = judge(total(squares), rule, class_losses(losses, layout), layout)
-    return step, weigh_packs(packs, [step.weights] * len(packs), finite=False)
+    made = [isinstance(each.term, Dense) for each in packs]
+    found = weigh_packs(packs, [step.weights] * len(packs), finite=False)
+    if known is not None and known.directions is None:
+        directions = [direction for (_, direction), dense in zip(found, made, strict=True) if dense]
+        if sum([direction.nbytes for direction in directions]) <= _DIRECTIONS:
+            known.directions = [(direction.shape, direction.dtype) for direction in directions]
+    return step, found
+
+
+def _not_made(outcomes: Sequence[Hit | Terms], layout: ClassLayout, memory: Memory) -> list[Pack]:
+    """Return the class gradients of replayed calls that follow from examples."""
+    hits = [outcome for outcome in outcomes if isinstance(outcome, Hit)]
+    terms = [item for hit in hits for item in hit.others(layout, memory, hit.tensors)]
+    return [Pack(term, [(p, 0)]) for p, term in terms]
 
 
 def _is_pure(rule: Rule) -> bool:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from typing import Any
 
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from classgrad.gradients import kernels
 from classgrad.gradients._layout import ClassLayout
+from classgrad.gradients._scratch import Scratch
 from classgrad.gradients._sheet import Block, Sheet
 
 HALF = (torch.float16, torch.bfloat16)
@@ -23,42 +24,6 @@ SMALL = 2**14
 
 LARGE = 2**22
 """Elements of all classes from which on gradients stay where they are: copying them costs more than an operation."""
-
-
-_VIEWS = 256
-"""Shapes under which a place to work in is remembered."""
-
-
-class Scratch:
-    """Places to work in, kept from step to step: a CPU takes longer to hand out fresh memory than to fill it."""
-
-    def __init__(self) -> None:
-        self._places: dict[object, Tensor] = {}
-        self._views: dict[object, dict[tuple[int, ...], Tensor]] = {}
-
-    def place(self, use: str, shape: tuple[int, ...], like: Tensor) -> Tensor:
-        """Return an unfilled tensor that is good until the same use asks again."""
-        if like.device.type != "cpu":
-            return like.new_empty(shape)
-        key = (use, like.dtype)
-        views = self._views.setdefault(key, {})
-        view = views.get(shape)
-        if view is None:
-            size = math.prod(shape)
-            if key not in self._places or self._places[key].shape[0] < size:
-                self._places[key] = like.new_empty(size)
-                views.clear()
-            if len(views) >= _VIEWS:
-                views.clear()
-            view = views[shape] = self._places[key][:size].view(shape)
-        return view
-
-    def gathered(self, use: str, values: Tensor, order: Tensor) -> Tensor:
-        """Return the examples (first dimension) at the positions ``order``, good until the same use asks again."""
-        if values.device.type != "cpu":
-            return values.index_select(0, order)
-        place = self.place(use, (order.shape[0], *values.shape[1:]), values)
-        return torch.index_select(values, 0, order, out=place)
 
 
 class Memory:
@@ -79,6 +44,15 @@ class Memory:
         """How convolutions are, likewise."""
         settings: Any = torch.backends.cudnn
         return "tf32" if settings.conv.fp32_precision == "tf32" else "ieee"
+
+    @contextmanager
+    def worked_in(self, scratch: Scratch) -> Iterator[None]:
+        """Have the terms work in other places for a while."""
+        usual, self.scratch = self.scratch, scratch
+        try:
+            yield
+        finally:
+            self.scratch = usual
 
     def take(self, size: int) -> bool:
         """Reserve ``size`` bytes if they are left."""

@@ -10,7 +10,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_map_only
 
-from classgrad.gradients._recorder import Recorder, is_small
+from classgrad.gradients._recorder import Recorder
+from classgrad.gradients._scratch import is_small
 
 LAUNCH = None
 """How kernels are launched by themselves."""
@@ -63,14 +64,14 @@ class Acted(Recorder):
         return len(self._places), len(self._places) in self.moved
 
     def record(self, work):
+        return None if self.rests else super().record(work)
+
+    def _capture(self, work):
         if self.fails:
             work()  # as far as it may come
-            self._active = False
-        if self.fails or self.rests:
-            return None
+            raise RuntimeError("not permitted while a stream is capturing")
         with _Log(self) as log:
             made = work()
-        self.tally.recorded += 1
         return log.replay, made
 
     def find(self, tensor):
@@ -138,6 +139,8 @@ class _Log(TorchDispatchMode):
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         given = self._addresses((args, kwargs or {}))
         made = function(*args, **(kwargs or {}))
+        if function.is_view:
+            return made  # nothing is done
         self._operations.append((function, given, self._addresses(made)))
         return made
 
@@ -152,5 +155,5 @@ class _Log(TorchDispatchMode):
             tree_map_only(_Address, places.append, made)
             tree_map_only(torch.Tensor, values.append, found)
             for place, value in zip(places, values, strict=True):
-                if place.pointer != value.data_ptr():  # else it is a view, or was written in place
+                if place.pointer != value.data_ptr():  # else it was written in place
                     place().copy_(value)

@@ -77,7 +77,7 @@ MODELS = {"convolutional": (convolutional, images), "tokens": (Tokens, tokens), 
 @pytest.fixture(params=[0, 700, 2**20], ids=["all large", "some small", "all small"])
 def sizes(request):
     """Bytes up to which tensors are copied to where recordings read them."""
-    with mock.patch("classgrad.gradients._recorder._SMALL", request.param):
+    with mock.patch("classgrad.gradients._scratch._SMALL", request.param):
         yield request.param
 
 
@@ -165,7 +165,7 @@ WAYS = {
 def test_tensors_that_lie_elsewhere_are_not_looked_for_where_they_lay(name, way):
     settings = dict(WAYS[way])
     layers = "classgrad.gradients.layers"
-    with mock.patch("classgrad.gradients._recorder._SMALL", 0), ExitStack() as stack:
+    with mock.patch("classgrad.gradients._scratch._SMALL", 0), ExitStack() as stack:
         if settings.pop("ghosts", False):
             for layer in ("_linear", "_conv"):
                 stack.enter_context(mock.patch(f"{layers}.{layer}.ghost_is_cheaper", return_value=True))
@@ -182,9 +182,26 @@ def test_what_cannot_be_recorded_is_launched_one_by_one(at):
 
         return fail
 
-    with mock.patch("classgrad.gradients._recorder._SMALL", 700):
+    with mock.patch("classgrad.gradients._scratch._SMALL", 700):
         recorder = check("convolutional", before)
     assert recorder._active == (at > 6)  # by then all is recorded
+
+
+@pytest.mark.parametrize(("ghosts", "pieces"), [(False, 1), (True, 4)], ids=["kept", "ghosts"])
+def test_what_libraries_do_is_launched_one_by_one(ghosts, pieces):
+    """Their operations take memory that a recording would hold; the other pieces are recorded all the same.
+
+    These are the normalization, and the sums of output gradients for biases where weights are left to the end.
+    """
+    with (
+        mock.patch("classgrad.gradients._recorder._has_libraries", return_value=True),
+        mock.patch("classgrad.gradients.layers._linear.ghost_is_cheaper", return_value=ghosts),
+        mock.patch("classgrad.gradients.layers._conv.ghost_is_cheaper", return_value=ghosts),
+    ):
+        recorder = check("convolutional")
+    assert recorder._active
+    assert recorder.replayed > recorder.made > 0
+    assert recorder.made == pieces
 
 
 RULES = {

@@ -46,7 +46,7 @@ def test_replays_are_what_is_launched_one_by_one(sizes, small):
     labels = torch.arange(3).repeat_interleave(torch.tensor(sizes))[[3, 0, 5, 1, 4, 2]]
     with (
         mock.patch.dict(MODELS, {"all kernels": (network, images)}),
-        mock.patch("classgrad.gradients._recorder._SMALL", small),
+        mock.patch("classgrad.gradients._scratch._SMALL", small),
     ):
         recorder = check("all kernels", moves, labels=lambda step: labels.roll(step), count=9, dtype=torch.float32)
     assert recorder.replayed > recorder.made > 0

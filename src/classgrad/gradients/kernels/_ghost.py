@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from classgrad.gradients.kernels._combination import sum_parts
-from classgrad.gradients.kernels._launch import Launch, cdiv, launched
+from classgrad.gradients.kernels._launch import Launch, Place, cdiv, fresh, launched
 from classgrad.gradients.kernels._segments import VARYING, Chunks, Segments, locate, location, sum_slots
 
 
@@ -80,17 +80,25 @@ def _pairs(
 
 
 def ghost_norms(
-    a: Tensor, b: Tensor, segments: Segments, tile: int, *, precision: str = "tf32", order: Tensor | None = None
+    a: Tensor,
+    b: Tensor,
+    segments: Segments,
+    tile: int,
+    *,
+    precision: str = "tf32",
+    order: Tensor | None = None,
+    place: Place = fresh,
 ) -> Tensor:
     """Return ‖Σ b_iᵀ a_i‖² (L) over the rows of ``a`` (N, T, D) and ``b`` (N, T, O).
 
-    Both are grouped by class, or ``order`` (N, int64) is what would bring them into class order.
+    Both are grouped by class, or ``order`` (N, int64) is what would bring them into class order. ``place`` gives out
+    memory to work in.
     """
     a, b = a.contiguous(), b.contiguous()
     if not a.numel():
         return a.new_zeros(len(segments))
     chunks, ahead, launch = segments.settled(_settle, a.shape, b.shape[2], tile, precision, order is not None)
-    parts = a.new_empty(chunks.slots, ahead)
+    parts = place("parts", (chunks.slots, ahead), a)
     launch(a, b, parts, order, segments.offsets)
     if chunks.uniform:  # those of a class lie together
         return sum_parts(parts.view(len(segments), -1))

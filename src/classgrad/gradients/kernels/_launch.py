@@ -21,6 +21,14 @@ from torch import Tensor
 KEPT = 4096
 """Launches that are known again."""
 
+Place = Callable[[str, tuple[int, ...], Tensor], Tensor]
+"""Gives out memory to work in: ``place(use, shape, like)`` is good until the same use asks again."""
+
+
+def fresh(use: str, shape: tuple[int, ...], like: Tensor) -> Tensor:
+    """Give out memory that is good for as long as somebody has it."""
+    return like.new_empty(shape)
+
 
 class Kernel:
     """A function of Triton that is launched as ``kernel[grid](*arguments, **options)``."""

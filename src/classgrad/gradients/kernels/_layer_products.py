@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from classgrad.gradients.kernels import lies_by_examples
-from classgrad.gradients.kernels._launch import cdiv, next_power_of_2
+from classgrad.gradients.kernels._launch import Place, cdiv, fresh, next_power_of_2
 from classgrad.gradients.kernels._products import Blocks, Product, Settled
 from classgrad.gradients.kernels._segments import Segments
 
@@ -32,6 +32,7 @@ def conv_products(
     order: Tensor | None = None,
     taps_first: bool = False,
     blocks: Blocks | None = None,
+    place: Place = fresh,
 ) -> Tensor:
     """Return the classes' weight gradients of a two-dimensional convolution without groups, (L, O · C · kernel).
 
@@ -39,7 +40,8 @@ def conv_products(
     (N, int64) is what would bring them into class order: then they are gathered as they are read. With ``norms``
     return only the squared norms (L). ``out`` (L, ...) may be given to be written to; its rows may be further apart.
     ``precision`` is "tf32" or "ieee". Gradients come as (O, C, kernel), or with ``taps_first`` as (kernel, O, C), which
-    is written faster, has the same norms and may be combined as well, to be transposed when only one is left.
+    is written faster, has the same norms and may be combined as well, to be transposed when only one is left. What is
+    returned may lie in memory that ``place`` gave, unless ``out`` is given.
     """
     b = b if lies_by_examples(b) else b.contiguous()
     if blocks is not None and blocks.pad and any(padding):
@@ -49,7 +51,7 @@ def conv_products(
     settled = segments.settled(
         _settle_conv, a.shape, a.stride(), b.shape, b.stride(), out_stride, *options, taps_first, blocks
     )
-    return settled.run(a, b, segments, out, order)
+    return settled.run(a, b, segments, out, order, place)
 
 
 def _settle_conv(
@@ -100,15 +102,17 @@ def linear_products(
     out: Tensor | None = None,
     order: Tensor | None = None,
     blocks: Blocks | None = None,
+    place: Place = fresh,
 ) -> Tensor:
     """Return the classes' sums of outer products of the rows of ``b`` (N, T, O) and ``a`` (N, T, D): (L, O · D).
 
-    ``norms``, ``out``, ``order`` and ``precision`` as for `conv_products`.
+    ``norms``, ``out``, ``order``, ``precision`` and ``place`` as for `conv_products`.
     """
     a, b = a.contiguous(), b.contiguous()
     out_stride = None if out is None else out.stride(0)
     options = (precision, norms, order is not None, blocks)
-    return segments.settled(_settle_linear, a.shape, b.shape, out_stride, *options).run(a, b, segments, out, order)
+    settled = segments.settled(_settle_linear, a.shape, b.shape, out_stride, *options)
+    return settled.run(a, b, segments, out, order, place)
 
 
 def _settle_linear(

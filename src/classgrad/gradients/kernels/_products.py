@@ -18,7 +18,7 @@ import triton.language as tl
 from torch import Tensor
 
 from classgrad.gradients.kernels._combination import sum_parts
-from classgrad.gradients.kernels._launch import Launch, cdiv, launched
+from classgrad.gradients.kernels._launch import Launch, Place, cdiv, launched
 from classgrad.gradients.kernels._segments import (
     VARYING,
     Chunks,
@@ -170,9 +170,11 @@ class Settled(NamedTuple):
     norms: bool
     area: int
 
-    def run(self, a: Tensor, b: Tensor, segments: Segments, out: Tensor | None, order: Tensor | None = None) -> Tensor:
+    def run(
+        self, a: Tensor, b: Tensor, segments: Segments, out: Tensor | None, order: Tensor | None, place: Place
+    ) -> Tensor:
         """Make the product, in ``out`` if it is given."""
-        target = out if self.target is None else b.new_empty(self.target)
+        target = out if self.target is None else place("parts", self.target, b)
         assert target is not None
         self.launch(a, b, target, order, segments.offsets)
         if self.norms:

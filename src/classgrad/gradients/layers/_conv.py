@@ -15,12 +15,21 @@ from classgrad.gradients import kernels
 from classgrad.gradients._cost import ghost_is_cheaper, has_many_rows, kernel_is_cheaper, kind_of, rows_are_cheaper
 from classgrad.gradients._layout import ClassLayout
 from classgrad.gradients._registry import LayerRule, add_rule
+from classgrad.gradients._scratch import Scratch
 from classgrad.gradients._taps import Call
-from classgrad.gradients._terms import Dense, Memory, Scratch, Sums, Term, weigh
+from classgrad.gradients._terms import Dense, Memory, Sums, Term, weigh
 from classgrad.gradients.layers._linear import ExamplesTerm, in_units, weighted_examples
 
-_KERNEL_BYTES = 2**25
-"""What the kernel adds up over its programs is about that much, whatever the layer."""
+
+def padded(x: Tensor, padding: tuple[int, ...], scratch: Scratch) -> Tensor:
+    """Return x between zeros, as many at either end of each dimension as its padding."""
+    shape = (*x.shape[:2], *[size + 2 * p for size, p in zip(x.shape[2:], padding, strict=True)])
+    out = scratch.place("padded", shape, x).zero_()
+    inside = out
+    for dimension, (size, p) in enumerate(zip(x.shape[2:], padding, strict=True), 2):
+        inside = inside.narrow(dimension, p, size)
+    inside.copy_(x)
+    return out
 
 
 def windows(x: Tensor, size: torch.Size, module: _ConvNd, scratch: Scratch) -> Tensor:
@@ -93,17 +102,13 @@ class ConvTerm(ExamplesTerm):
         self.by_rows = way.by_rows
         self.by_kernel = way.by_kernel
 
-    @property
-    def working_bytes(self) -> int:
-        """The kernel takes patches from where they are."""
-        return _KERNEL_BYTES if self.by_kernel and not self.without(gram=False) else super().working_bytes
-
     def as_rows(self, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
         """Return examples as rows, (N, positions, channels × kernel) and (N, positions, channels)."""
         slid, rows = (b, a) if self.module.transposed else (a, b)
+        scratch = self.memory.scratch
         if any(self.padding):
-            slid = F.pad(slid, [p for p in reversed(self.padding) for _ in range(2)])
-        return windows(slid, rows.shape[2:], self.module, self.memory.scratch), rows.flatten(2).transpose(1, 2)
+            slid = padded(slid, self.padding, scratch)
+        return windows(slid, rows.shape[2:], self.module, scratch), rows.flatten(2).transpose(1, 2)
 
     def _output_padding(self) -> list[int]:
         if not self.module.transposed:
@@ -152,7 +157,8 @@ class ConvTerm(ExamplesTerm):
             m = self.module
             options = (m.kernel_size, m.stride, self.padding, m.dilation)
             segments, order = self.layout.segments, self.layout.order
-            kernels.conv_products(self.a, self.b, segments, *options, out=out, order=order)
+            place = self.memory.scratch.place
+            kernels.conv_products(self.a, self.b, segments, *options, out=out, order=order, place=place)
         elif self.by_rows and stop > start:
             self.write_products(out.flatten(2), start, stop)
         else:

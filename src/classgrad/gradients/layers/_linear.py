@@ -47,14 +47,7 @@ class ExamplesTerm(Term):
         self.b = b
         self.layout = layout
         self.cost = cost
-        self._example_bytes = example_bytes
         self._at_a_time = max(1, rates(cost[4]).rows_bytes // max(1, example_bytes))
-
-    @property
-    def working_bytes(self) -> int:
-        """About how much memory is needed at a time beside inputs, output gradients and class gradients."""
-        rows = min(self.layout.examples, self._at_a_time) * self._example_bytes
-        return rows + self.a.nbytes + self.b.nbytes + self.bytes_per_class
 
     @property
     def _has_kernels(self) -> bool:
@@ -106,7 +99,7 @@ class ExamplesTerm(Term):
         """Write the gradients of a range of classes as products of rows, to an (L, O, D) tensor."""
         if self.unequal and stop - start == self.classes:
             a, b = self.rows(start, stop)
-            kernels.linear_products(a, b, self.layout.segments, precision=self.memory.products, out=out)
+            self._multiply(a, b, out)
             return
         for i, j in self.parts(start, stop):
             part = out if j - i == len(out) else out[i - start : j - start]
@@ -114,6 +107,11 @@ class ExamplesTerm(Term):
                 equal_products(*self.rows(i, j), j - i, part)
             else:
                 class_products(*self.rows(i, j), self.layout.sizes[i:j], part)
+
+    def _multiply(self, a: Tensor, b: Tensor, out: Tensor, order: Tensor | None = None) -> None:
+        """Have the kernel write the gradients of all classes as products of rows."""
+        precision, place = self.memory.products, self.memory.scratch.place
+        kernels.linear_products(a, b, self.layout.segments, precision=precision, out=out, order=order, place=place)
 
     def rows(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
         """Return a range of classes in class order as rows."""
@@ -142,11 +140,12 @@ class ExamplesTerm(Term):
         if self.without(gram=False):
             rows_each = self.layout.largest * self.cost[0]
             if self._has_kernels and rows_each > 1 and self.layout.examples <= self._at_a_time:
-                layout = self.layout
-                tile = tile_of(layout, self.cost[0])[0]
+                segments, order = self.layout.segments, self.layout.order
+                tile = tile_of(self.layout, self.cost[0])[0]
+                precision, scratch = self.memory.products, self.memory.scratch
                 a, b = self.as_rows(self.a, self.b)
-                precision, order = self.memory.products, layout.order
-                return kernels.ghost_norms(a, b, layout.segments, tile, precision=precision, order=order)
+                b, place = scratch.contiguous("b", b), scratch.place
+                return kernels.ghost_norms(a, b, segments, tile, precision=precision, order=order, place=place)
             limit, sizes = self.memory.limit, self.layout.sizes
             parts = self.parts(0, self.classes)
             return torch.cat(
@@ -176,8 +175,7 @@ class RowsTerm(ExamplesTerm):
     def write(self, out: Tensor, start: int, stop: int) -> None:
         """Write the classes' sums of outer products; the kernel gathers shuffled examples as it reads them."""
         if stop - start == self.classes and (self.unequal or self._gathers):
-            segments, order = self.layout.segments, self.layout.order
-            kernels.linear_products(self.a, self.b, segments, precision=self.memory.products, out=out, order=order)
+            self._multiply(self.a, self.b, out, self.layout.order)
         else:
             self.write_products(out, start, stop)
 
