@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from classgrad.gradients._combine import Found, class_losses, judge
 from classgrad.gradients._layout import ClassLayout
+from classgrad.gradients._outcomes import Outcome
 from classgrad.gradients._pack import Member, pack
 from classgrad.gradients._recorder import Recorder, Static, base
-from classgrad.gradients._replayed_calls import Hit
 from classgrad.gradients._scratch import Area, is_small
 from classgrad.gradients._sheet import Block
 from classgrad.gradients._step import Step
@@ -37,11 +37,12 @@ class _Spot(NamedTuple):
 
 
 class Ending:
-    """What is launched when all output gradients have come, for calls that were replayed.
+    """What is launched when all output gradients have come.
 
-    ``given`` are the squared norms of what is none of them, which is weighed by the weights that come back, and so is
-    what follows from examples: ordinary weight gradients. ``outs`` are where the direction of class gradients that were
-    made goes, a tensor for each pack. What else a replay writes is copied before anybody sees it.
+    ``outcomes`` are those of the calls. ``given`` are the squared norms of what is none of them, which is weighed by
+    the weights that come back, and so is what follows from examples: ordinary weight gradients. ``outs`` are where the
+    direction of class gradients that were made goes, a tensor for each pack. What else a replay writes is copied before
+    anybody sees it.
     """
 
     def __init__(self, given: Sequence[Tensor], losses: Tensor, layout: ClassLayout) -> None:
@@ -51,13 +52,19 @@ class Ending:
         self._replay: Callable[[], None]
 
     def record(
-        self, recorder: Recorder, hits: Sequence[Hit], memory: Memory, rule: Rule, outs: Sequence[Tensor], area: Area
+        self,
+        recorder: Recorder,
+        outcomes: Sequence[Outcome],
+        memory: Memory,
+        rule: Rule,
+        outs: Sequence[Tensor],
+        area: Area,
     ) -> bool:
         """Record it, working in an area; say whether that could be done."""
         # Directions are the user's from then on: small ones are written elsewhere and copied.
         self._own = [torch.empty_like(out) if is_small(out) else None for out in outs]
         places = [out if own is None else own for own, out in zip(self._own, outs, strict=True)]
-        tensors = _tensors(hits)
+        tensors = _tensors(outcomes)
         inputs = Static.of(tensors, lambda _, like: area.fresh_like("input", like))
         if not area.complete:
             return False
@@ -65,14 +72,14 @@ class Ending:
         self._inputs = [_Spot.of(number, v) for number, v in zip(inputs.numbers, inputs.held, strict=True)]
         memory = copy.copy(memory)
         memory.scratch = area
-        recorded = recorder.record(lambda: self._work(hits, inputs.stand_ins(tensors), memory, rule, places))
+        recorded = recorder.record(lambda: self._work(outcomes, inputs.stand_ins(tensors), memory, rule, places))
         if recorded is None:
             return False
         self._replay, self._members = recorded
         return True
 
     def _work(
-        self, hits: Sequence[Hit], tensors: Sequence[Tensor], memory: Memory, rule: Rule, outs: Sequence[Tensor]
+        self, outcomes: Sequence[Outcome], tensors: Sequence[Tensor], memory: Memory, rule: Rule, outs: Sequence[Tensor]
     ) -> list[list[Member]]:
         blocks: dict[int, Block] = {}
 
@@ -83,10 +90,10 @@ class Ending:
         layout = self._layout
         terms: dict[nn.Parameter, Term] = {}
         first = 0
-        for hit in hits:
-            terms.update(hit.made(layout, memory, twin))
-            terms.update(hit.others(layout, memory, tensors[first : first + len(hit.tensors)]))
-            first += len(hit.tensors)
+        for outcome in outcomes:
+            count = len(outcome.tensors)
+            terms.update(outcome.terms(layout, memory, tensors[first : first + count], twin))
+            first += count
         packs = pack(terms)
         terms.clear()
         given = [] if self._given is None else self._given.unbind()
@@ -107,7 +114,7 @@ class Ending:
         self,
         given: Sequence[Tensor],
         losses: Tensor,
-        hits: Sequence[Hit],
+        outcomes: Sequence[Outcome],
         outs: Sequence[Tensor],
         work: Tensor | None,
     ) -> tuple[Step, Found]:
@@ -117,7 +124,7 @@ class Ending:
         self._losses.copy_(losses.detach())
         if self._inputs:
             assert work is not None
-            tensors, typed = _tensors(hits), {spot.dtype: work.view(spot.dtype) for spot in self._inputs}
+            tensors, typed = _tensors(outcomes), {spot.dtype: work.view(spot.dtype) for spot in self._inputs}
             places = [typed[spot.dtype].as_strided(spot.shape, spot.strides, spot.start) for spot in self._inputs]
             torch._foreach_copy_(places, [base(tensors[spot.number]) for spot in self._inputs])
         self._replay()
@@ -127,8 +134,8 @@ class Ending:
         return Step(**values), list(zip(self._members, found, strict=True))
 
 
-def _tensors(hits: Sequence[Hit]) -> list[Tensor]:
-    return [values for hit in hits for values in hit.tensors]
+def _tensors(outcomes: Sequence[Outcome]) -> list[Tensor]:
+    return [values for outcome in outcomes for values in outcome.tensors]
 
 
 def total(squares: Sequence[Tensor]) -> Tensor:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from classgrad.gradients import kernels
 from classgrad.gradients._scratch import is_small, small_memory
 
 T = TypeVar("T")
@@ -27,6 +28,10 @@ _LIBRARIES = frozenset(
 )
 """Operations of cuBLAS and cuDNN. They take memory that a recording would have to hold, tens of MB for each stream, and
 are one launch each anyway."""
+_MEMORY = frozenset(
+    getattr(torch.ops.aten, name) for name in ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided")
+)
+"""Operations that do nothing but ask for memory."""
 
 
 @dataclass
@@ -81,15 +86,16 @@ class Recorder:
         """Say where values lie."""
         return values.data_ptr()
 
-    def record(self, work: Callable[[], T]) -> tuple[Callable[[], None], T] | None:
-        """Return what replays the work, and what it returned; None if it is not to be recorded.
+    def record(self, work: Callable[[], T], more_than: int = 0) -> tuple[Callable[[], None], T] | None:
+        """Return what replays the work, and what it returned; None if it is better launched operation by operation.
 
         It must not wait for the device, and what it reads must be there at every replay, in the same places. If it
-        fails, nothing will be recorded any more.
+        fails, nothing will be recorded any more. There must be ``more_than`` so many operations.
         """
+        watch = _Watch()
 
         def watched() -> T:
-            with _NoLibraries():  # type: ignore[no-untyped-call]
+            with watch:
                 return work()
 
         try:
@@ -98,6 +104,8 @@ class Recorder:
             return None
         except RuntimeError:
             self._active = False
+            return None
+        if watch.operations <= more_than:
             return None
         self.tally.recorded += 1
         return recorded
@@ -115,17 +123,30 @@ class Recorder:
             finally:
                 graph.capture_end()
         self._pool = graph.pool()
-        return graph.replay, made
+        return super(torch.cuda.CUDAGraph, graph).replay, made  # torch's own in Python looks for what we do not use
 
 
 class _NeedsLibrary(Exception):
     """Work has operations that are not recorded."""
 
 
-class _NoLibraries(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts operations, and breaks off at those of libraries."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._counted = -kernels.launches
+
+    @property
+    def operations(self) -> int:
+        """How many there were."""
+        return self._counted + kernels.launches
+
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if function.overloadpacket in _LIBRARIES and _has_libraries(args[0]):
             raise _NeedsLibrary
+        if not function.is_view and function.overloadpacket not in _MEMORY:
+            self._counted += 1
         return function(*args, **(kwargs or {}))
 
 

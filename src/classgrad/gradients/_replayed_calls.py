@@ -10,11 +10,8 @@ it works in.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
-from itertools import count
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -23,65 +20,28 @@ from classgrad.gradients import kernels
 from classgrad.gradients._audit import Calls, CoveredCall
 from classgrad.gradients._fused import Taker
 from classgrad.gradients._layout import ClassLayout
+from classgrad.gradients._outcomes import (
+    After,
+    Form,
+    Hit,
+    Launched,
+    Outcome,
+    Recording,
+    Terms,
+    tensors_of,
+    twin_of,
+    where,
+)
 from classgrad.gradients._recorder import Recorder, Shelf, Static
 from classgrad.gradients._scratch import Area, Needs, is_small
 from classgrad.gradients._sheet import Block
-from classgrad.gradients._taps import Call
 from classgrad.gradients._terms import Dense, Memory, Sums, Term
 from classgrad.gradients.layers._linear import ExamplesTerm
 
-Terms = Mapping[nn.Parameter, Term]
-Blocks = tuple[Block | None, Block | None]
-"""The block that was open before a call, and the one that the call opened."""
-
-_numbers = count()
-
 _MOST = 2**23
 """Bytes of class gradients that a recording may make in memory of its own."""
-
-
-class _Form(NamedTuple):
-    """What a recording makes of a parameter: ``values`` of its own, columns on the sheet, or nothing."""
-
-    parameter: nn.Parameter
-    values: Tensor | None = None
-    summed: bool = False
-    """Whether its own values are those of classes, not of examples."""
-    column: int | None = None
-    fresh: bool = False
-    """Whether the columns are on the block that the call opened."""
-
-
-class _After(NamedTuple):
-    """What has become of a step when a call was dealt with."""
-
-    state: tuple[int, int]
-    """Of the sheet."""
-    used: int
-    """Columns on its open block."""
-    taken: int
-    """Bytes that the class gradients took."""
-
-
-@dataclass(frozen=True)
-class Recording:
-    """What was launched for a call."""
-
-    replay: Callable[[], None] | None
-    """None where nothing was: class gradients that are not made."""
-    forms: Sequence[_Form]
-    inputs: Static
-    """Where it reads what is small."""
-    passed: Tensor | None
-    """Where it writes the gradient of the layer's input, if that is small; good until the next recording's."""
-    after: _After
-    number: int = field(default_factory=lambda: next(_numbers))
-    """Never given twice."""
-
-    @cached_property
-    def holds(self) -> bool:
-        """Whether what went into the call is needed at the end of the step."""
-        return any(form.values is None and form.column is None for form in self.forms)
+_FEW = 1
+"""Operations that are launched sooner than replayed, with what a replay must copy."""
 
 
 @dataclass
@@ -90,6 +50,8 @@ class Piece:
 
     shelf: Shelf[Recording] = field(default_factory=Shelf)
     needs: Needs = field(default_factory=Needs)
+    apart: bool = False
+    """Whether it is always launched: it cannot be recorded, or it is not worth it."""
     columns: int = 0
     """Of the block that it opens, if it does."""
     _rows: Tensor | None = None
@@ -102,44 +64,6 @@ class Piece:
         if is_small(rows):
             self._rows = rows
         return rows
-
-
-class Hit(NamedTuple):
-    """A call whose work was replayed."""
-
-    recording: Recording
-    each: CoveredCall
-    tensors: Sequence[Tensor]
-    """What class gradients that were not made follow from; nothing if all were."""
-    blocks: Blocks
-
-    def made(
-        self, layout: ClassLayout, memory: Memory, block_of: Callable[[Block], Block] = lambda block: block
-    ) -> Iterator[tuple[nn.Parameter, Term]]:
-        """Yield the class gradients that were made; ``block_of`` a block of the sheet is where those on it are read."""
-        for form in self.recording.forms:
-            p = form.parameter
-            if form.values is not None:
-                yield p, Dense(form.values, memory) if form.summed else Sums(form.values, layout, memory)
-            elif form.column is not None:
-                block = self.blocks[form.fresh]
-                assert block is not None
-                block = block_of(block)
-                yield p, Dense(block.view(form.column, p.shape), memory, block, form.column)
-
-    def others(
-        self, layout: ClassLayout, memory: Memory, tensors: Sequence[Tensor]
-    ) -> Iterator[tuple[nn.Parameter, Term]]:
-        """Yield the class gradients that were not made, as they follow from ``tensors``."""
-        if not tensors:
-            return
-        call, b = _twin(self.each.call, tensors)
-        not_made = [form.parameter for form in self.recording.forms if form.values is None and form.column is None]
-        names = {id(p): name for name, p in self.each.parameters.items()}
-        wanted = frozenset([names[id(p)] for p in not_made])
-        found = self.each.rule.terms(call, b, layout, memory, wanted)
-        for p in not_made:
-            yield p, found[names[id(p)]]
 
 
 class Replaying(Taker):
@@ -161,7 +85,7 @@ class Replaying(Taker):
         static: ClassLayout,
     ) -> None:
         super().__init__(calls, parameters, layout, memory)
-        self.outcomes: list[Hit | Terms] = []
+        self.outcomes: list[Outcome] = []
         self._shared = {p for p, times in self.uses.items() if times > 1}
         self._recorder = recorder
         self._pieces = pieces
@@ -174,7 +98,7 @@ class Replaying(Taker):
         if options is None:
             return super().__call__(each, b, through)
         if self._pieces is None:
-            passed, _ = self._make(each, b, through, None)
+            passed, _ = self._make(each, b, through)
             call.release()
             return passed
         block = self.sheet.open(b)
@@ -184,8 +108,14 @@ class Replaying(Taker):
         piece = self._pieces.get(key)
         if piece is None:
             piece = self._pieces[key] = Piece()
-        tensors = _tensors(call, b)
         fresh = piece.fresh(len(self.layout), b)
+        if piece.apart:
+            self.sheet.next = fresh
+            passed, _ = self._make(each, b, through, settled=True)
+            self.sheet.next = None
+            call.release()
+            return passed
+        tensors = tensors_of(call, b)
         out = torch.empty_like(call.input) if through and not is_small(call.input) else None
         work = piece.needs.memory(b)
         written = (out, fresh, None if block is None else block.rows, work)
@@ -197,16 +127,16 @@ class Replaying(Taker):
         self.sheet.next = fresh
         area = Area(piece.needs, work)
         with self.memory.worked_in(area):
-            passed, made = self._make(each, b, through, out)
+            passed, made = self._make(each, b, through, out=out)
         self.sheet.next = None
         opened = self.sheet.open(b)
         if opened is not block and opened is not None:
             piece.columns = opened.rows.shape[1]
         if made is not None and area.complete and piece.shelf.due(places) and self._recorder.ready(b):
-            after = _After(self.sheet.state, 0 if opened is None else opened.used, left - self.memory.left)
+            after = After(self.sheet.state, 0 if opened is None else opened.used, left - self.memory.left)
             recording = self._record(tensors, each, through, out, made, block, used, after, Area(piece.needs, work))
             if recording is None:
-                piece.shelf.close()
+                piece.apart = True
             else:
                 piece.shelf.put(places, recording)
         call.release()
@@ -215,7 +145,7 @@ class Replaying(Taker):
     def _places(self, inputs: Sequence[Tensor], *others: Tensor | None) -> Hashable:
         """Return how inputs lie in memory, where the large ones do, and where all others do, which are dense."""
         place = self._recorder.place
-        sides = [(v.shape, v.stride(), v.dtype, None if is_small(v) else place(v)) for v in inputs]
+        sides = [where(v, place) for v in inputs]
         return (*sides, *[None if v is None else place(v) for v in others])
 
     def _options(self, each: CoveredCall, b: Tensor, through: bool) -> Hashable | None:
@@ -230,7 +160,7 @@ class Replaying(Taker):
         return rule.options(call)
 
     def _make(
-        self, each: CoveredCall, b: Tensor, through: bool, out: Tensor | None
+        self, each: CoveredCall, b: Tensor, through: bool, *, out: Tensor | None = None, settled: bool = False
     ) -> tuple[Tensor | None, Terms | None]:
         """Launch the work one by one; None in place of the terms if they are none of the outcomes."""
         passed, found = self.find(each, b, through, out)
@@ -238,9 +168,8 @@ class Replaying(Taker):
         if not all(map(_can_be_recorded, terms)):
             self.add(each, found, b)
             return passed, None
-        settled = [self.settle(term, b) for term in terms]
-        made = dict(zip(each.parameters.values(), settled, strict=True))
-        self.outcomes.append(made)
+        made = {p: self.settle(term, b) for p, term in zip(each.parameters.values(), terms, strict=True)}
+        self.outcomes.append(Launched(made, settled))
         self._recorder.tally.launched += 1
         return passed, made
 
@@ -260,10 +189,9 @@ class Replaying(Taker):
         self.sheet.go_on(after.state, last)
         self.memory.left -= after.taken
         recording.inputs.fill(tensors)
-        if recording.replay is not None:
-            recording.replay()
+        recording.replay()
         self._recorder.tally.replayed += 1
-        self.outcomes.append(Hit(recording, each, tensors if recording.holds else (), (block, opened)))
+        self.outcomes.append(Hit(recording, each, tensors if recording.not_made else (), (block, opened)))
         each.call.release()
 
     def _record(
@@ -275,19 +203,17 @@ class Replaying(Taker):
         made: Terms,
         block: Block | None,
         used: int,
-        after: _After,
+        after: After,
         area: Area,
     ) -> Recording | None:
-        """Record what was just launched one by one and made these terms."""
-        if all(isinstance(term, ExamplesTerm) for term in made.values()):
-            return Recording(None, [_Form(p) for p in made], Static([], []), None, after)
+        """Record what was just launched one by one and made these terms; None if it is better launched."""
         inputs = Static.of(tensors, self._recorder.stage)
-        call, b = _twin(each.call, inputs.stand_ins(tensors))
+        call, b = twin_of(each.call, inputs.stand_ins(tensors))
         passed = self._recorder.stage(len(tensors), each.call.input) if through and out is None else None
         layout, memory = self._static.renewed(), copy.copy(self.memory)
         memory.scratch = area
 
-        def work() -> list[_Form]:
+        def work() -> list[Form]:
             if through and each.rule.through is not None:
                 found = each.rule.through(call, b, layout, memory, out if passed is None else passed)[1]
             else:
@@ -295,11 +221,11 @@ class Replaying(Taker):
             in_use = {id(block): used}
             return [_written(p, found[name], made[p], b, block, in_use) for name, p in each.parameters.items()]
 
-        recorded = self._recorder.record(work)
+        recorded = self._recorder.record(work, more_than=_FEW)
         return None if recorded is None else Recording(*recorded, inputs, passed, after)
 
 
-def _written(p: nn.Parameter, term: Term, made: Term, b: Tensor, block: Block | None, in_use: dict[int, int]) -> _Form:
+def _written(p: nn.Parameter, term: Term, made: Term, b: Tensor, block: Block | None, in_use: dict[int, int]) -> Form:
     """Have a term's class gradients made where those of the step are, and say where that is.
 
     ``block`` was open before the call, ``in_use`` are the columns on each block so far.
@@ -309,28 +235,14 @@ def _written(p: nn.Parameter, term: Term, made: Term, b: Tensor, block: Block | 
         again.take_up(made.column, made.column + p.numel())
         in_use[id(made.block)] = again.used
         term.fill(made.held)
-        return _Form(p, column=made.column, fresh=made.block is not block)
+        return Form(p, column=made.column, fresh=made.block is not block)
     if isinstance(term, (Dense, Sums)):
         # its own, not the output gradient itself, which the next one overwrites or nobody holds
         shared = term.held.untyped_storage().data_ptr() == b.untyped_storage().data_ptr()
-        return _Form(p, term.held.clone() if shared else term.held, isinstance(term, Dense))
-    return _Form(p)
+        return Form(p, term.held.clone() if shared else term.held, isinstance(term, Dense))
+    return Form(p)
 
 
 def _can_be_recorded(term: Term) -> bool:
     """Whether what a term reads is known, and it holds little of its own."""
     return isinstance(term, ExamplesTerm) or (isinstance(term, (Dense, Sums)) and term.held.nbytes <= _MOST)
-
-
-def _tensors(call: Call, b: Tensor) -> list[Tensor]:
-    """Return what work on a call reads beside the module."""
-    return [call.input, b, *(call.saved or ())]
-
-
-def _twin(call: Call, tensors: Sequence[Tensor]) -> tuple[Call, Tensor]:
-    """Return a call and output gradient of these tensors."""
-    a, b, *saved = tensors
-    twin = copy.copy(call)
-    twin.inputs = (a,)
-    twin.saved = (saved[0], saved[1]) if saved else None
-    return twin, b

@@ -18,9 +18,10 @@ from classgrad.gradients._combine import Found, Wishes, class_losses, handed_out
 from classgrad.gradients._ending import Ending, total
 from classgrad.gradients._fused import other_terms, send_back
 from classgrad.gradients._layout import ClassLayout
+from classgrad.gradients._outcomes import Launched, Outcome, Place
 from classgrad.gradients._pack import Pack, pack
 from classgrad.gradients._recorder import Recorder, Shelf, Tally
-from classgrad.gradients._replayed_calls import Hit, Piece, Replaying, Terms
+from classgrad.gradients._replayed_calls import Piece, Replaying
 from classgrad.gradients._scratch import Area, Needs, is_small
 from classgrad.gradients._step import Step
 from classgrad.gradients._terms import Dense, Memory, Term, promote
@@ -86,7 +87,7 @@ class Replays:
         known = None
         if make_up is not None:
             key = (repr(rule), memory.left, losses.shape, losses.dtype, *[v.dtype for v in given])
-            known = make_up.ends(outcomes, key)
+            known = make_up.ends(outcomes, key, self._recorder.place)
         made = None if known is None else self._replayed(known, outcomes, given, losses, memory, rule)
         if made is not None:
             self._recorder.tally.replayed += 1
@@ -101,7 +102,7 @@ class Replays:
     def _replayed(
         self,
         known: _Ends,
-        outcomes: Sequence[Hit | Terms],
+        outcomes: Sequence[Outcome],
         given: Sequence[Tensor],
         losses: Tensor,
         memory: Memory,
@@ -114,18 +115,17 @@ class Replays:
         work = known.needs.memory(losses)
         places = tuple([None if is_small(out) else self._recorder.place(out) for out in outs])
         places = (*places, None if work is None else self._recorder.place(work))
-        hits = [outcome for outcome in outcomes if isinstance(outcome, Hit)]
         ending = known.shelf.get(places)
         if ending is None:
             if not known.shelf.open:
                 return None
             ending, area = Ending(given, losses, known.layout), Area(known.needs, work)
-            if not ending.record(self._recorder, hits, memory, rule, outs, area):
+            if not ending.record(self._recorder, outcomes, memory, rule, outs, area):
                 if area.complete:
                     known.shelf.close()
                 return None
             known.shelf.put(places, ending)
-        return ending.replay(given, losses, hits, outs, work)
+        return ending.replay(given, losses, outcomes, outs, work)
 
     def _make_up(self, layout: ClassLayout, memory: Memory) -> _MakeUp | None:
         """Return the recordings of batches like this one, None if such a batch is new."""
@@ -142,7 +142,7 @@ class Replays:
 
 @dataclass
 class _Ends:
-    """Recordings of the ends of steps whose calls were replayed by the same recordings."""
+    """Recordings of the ends of steps whose calls were replayed by the same recordings, or launched alike."""
 
     layout: ClassLayout
     directions: Sequence[tuple[torch.Size, torch.dtype]] | None = None
@@ -166,12 +166,11 @@ class _MakeUp:
             layout.move_to(self.layout)
             self._latest = layout
 
-    def ends(self, outcomes: Sequence[Hit | Terms], key: tuple[Hashable, ...]) -> _Ends | None:
-        """Return what is recorded of the ends of steps that went like this one so far, None if not all was replayed."""
-        numbers = [outcome.recording.number for outcome in outcomes if isinstance(outcome, Hit)]
-        if not numbers or len(numbers) < len(outcomes):
+    def ends(self, outcomes: Sequence[Outcome], key: tuple[Hashable, ...], place: Place) -> _Ends | None:
+        """Return what is recorded of the ends of steps that went like this one so far, None if it will go otherwise."""
+        if not outcomes or any(isinstance(outcome, Launched) and not outcome.settled for outcome in outcomes):
             return None
-        key = (*key, *numbers)
+        key = (*key, *[outcome.key(place) for outcome in outcomes])
         found = self._ends.get(key)
         if found is None and self._ends.open:
             found = _Ends(self.layout)
@@ -180,7 +179,7 @@ class _MakeUp:
 
 
 def _launched(
-    outcomes: list[Hit | Terms],
+    outcomes: list[Outcome],
     given: Sequence[Tensor],
     losses: Tensor,
     layout: ClassLayout,
@@ -191,11 +190,7 @@ def _launched(
     """Launch the end of a step one by one; the outcomes are let go as the direction comes."""
     terms: dict[nn.Parameter, Term] = {}
     for outcome in outcomes:
-        if isinstance(outcome, Hit):
-            terms.update(outcome.made(layout, memory))
-            terms.update(outcome.others(layout, memory, outcome.tensors))
-        else:
-            terms.update(outcome)
+        terms.update(outcome.terms(layout, memory, outcome.tensors))
     outcomes.clear()
     with memory.worked_in(memory.scratch if known is None else Area(known.needs, None)):
         packs = pack(terms)
@@ -212,11 +207,9 @@ def _launched(
     return step, found
 
 
-def _not_made(outcomes: Sequence[Hit | Terms], layout: ClassLayout, memory: Memory) -> list[Pack]:
-    """Return the class gradients of replayed calls that follow from examples."""
-    hits = [outcome for outcome in outcomes if isinstance(outcome, Hit)]
-    terms = [item for hit in hits for item in hit.others(layout, memory, hit.tensors)]
-    return [Pack(term, [(p, 0)]) for p, term in terms]
+def _not_made(outcomes: Sequence[Outcome], layout: ClassLayout, memory: Memory) -> list[Pack]:
+    """Return the class gradients that follow from examples."""
+    return [Pack(term, [(p, 0)]) for outcome in outcomes for p, term in outcome.not_made(layout, memory)]
 
 
 def _is_pure(rule: Rule) -> bool:

@@ -120,7 +120,8 @@ class Area(Scratch):
 
     def fresh_like(self, use: str, like: Tensor) -> Tensor:
         """Return an unfilled tensor that lies in memory as another does, likewise."""
-        elements = 1 + sum([(size - 1) * step for size, step in zip(like.shape, like.stride(), strict=True)])
+        last = sum([(size - 1) * step for size, step in zip(like.shape, like.stride(), strict=True)])
+        elements = last + 1 if like.numel() else 0
         return self._next(use, elements, like).as_strided(like.shape, like.stride())
 
     def _next(self, use: str, elements: int, like: Tensor) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from abc import abstractmethod
 from collections.abc import Iterator
 
@@ -61,6 +62,13 @@ class ExamplesTerm(Term):
         positions, inner, outer = self.cost[:3]
         rows = self.layout.examples * positions
         return self._has_kernels and kernel_makes_unequal(rows, inner, outer, self.layout)
+
+    def moved(self, a: Tensor, b: Tensor, layout: ClassLayout, memory: Memory) -> ExamplesTerm:
+        """Return the same for other values of the same kind."""
+        moved = copy.copy(self)
+        moved.a, moved.b, moved.layout, moved.memory = a, b, layout, memory
+        moved.cost = (*self.cost[:3], layout, self.cost[4])
+        return moved
 
     def grouped(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
         """Return the examples of a range of classes in class order, good until the next call."""
