@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from classgrad.gradients import kernels
 from classgrad.gradients._scratch import is_small, small_memory
 
 T = TypeVar("T")
@@ -28,10 +27,6 @@ _LIBRARIES = frozenset(
 )
 """Operations of cuBLAS and cuDNN. They take memory that a recording would have to hold, tens of MB for each stream, and
 are one launch each anyway."""
-_MEMORY = frozenset(
-    getattr(torch.ops.aten, name) for name in ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided")
-)
-"""Operations that do nothing but ask for memory."""
 
 
 @dataclass
@@ -58,7 +53,8 @@ class Recorder:
         self._active = active
         self._stream: tuple[int, int] | None = None
         self._side: torch.cuda.Stream | None = None
-        self._pool: Any = None
+        self._first: torch.cuda.CUDAGraph | None = None
+        """Kept for its memory, which is that of all others too and would be lost if none of them were left."""
         self._stages: dict[object, Tensor] = {}
 
     def knows(self, values: Tensor) -> bool:
@@ -86,16 +82,15 @@ class Recorder:
         """Say where values lie."""
         return values.data_ptr()
 
-    def record(self, work: Callable[[], T], more_than: int = 0) -> tuple[Callable[[], None], T] | None:
-        """Return what replays the work, and what it returned; None if it is better launched operation by operation.
+    def record(self, work: Callable[[], T]) -> tuple[Callable[[], None], T] | None:
+        """Return what replays the work, and what it returned; None if it is not to be recorded.
 
         It must not wait for the device, and what it reads must be there at every replay, in the same places. If it
-        fails, nothing will be recorded any more. There must be ``more_than`` so many operations.
+        fails, nothing will be recorded any more.
         """
-        watch = _Watch()
 
         def watched() -> T:
-            with watch:
+            with _NoLibraries():  # type: ignore[no-untyped-call]
                 return work()
 
         try:
@@ -104,8 +99,7 @@ class Recorder:
             return None
         except RuntimeError:
             self._active = False
-            return None
-        if watch.operations <= more_than:
+            self._recover()
             return None
         self.tally.recorded += 1
         return recorded
@@ -114,39 +108,34 @@ class Recorder:
         if self._side is None and self._stream is not None:
             self._side = torch.cuda.Stream(self._stream[0])  # type: ignore[no-untyped-call]
         graph = torch.cuda.CUDAGraph()
+        pool = None if self._first is None else self._first.pool()
         with torch.cuda.stream(self._side), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of a graph without operations: work that was broken off
             # Not torch.cuda.graph, which would give back all free memory, so that nothing lies where it lay.
-            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+            graph.capture_begin(pool=pool, capture_error_mode="thread_local")
             try:
                 made = work()
             finally:
                 graph.capture_end()
-        self._pool = graph.pool()
+        if self._first is None:
+            self._first = graph
         return super(torch.cuda.CUDAGraph, graph).replay, made  # torch's own in Python looks for what we do not use
+
+    def _recover(self) -> None:
+        """Have random numbers be drawn again: a capture that failed leaves the generator waiting for its end."""
+        if self._stream is not None:
+            generator = torch.cuda.default_generators[self._stream[0]]
+            generator.graphsafe_set_state(generator.clone_state())
 
 
 class _NeedsLibrary(Exception):
     """Work has operations that are not recorded."""
 
 
-class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts operations, and breaks off at those of libraries."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self._counted = -kernels.launches
-
-    @property
-    def operations(self) -> int:
-        """How many there were."""
-        return self._counted + kernels.launches
-
+class _NoLibraries(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if function.overloadpacket in _LIBRARIES and _has_libraries(args[0]):
             raise _NeedsLibrary
-        if not function.is_view and function.overloadpacket not in _MEMORY:
-            self._counted += 1
         return function(*args, **(kwargs or {}))
 
 

@@ -40,8 +40,6 @@ from classgrad.gradients.layers._linear import ExamplesTerm
 
 _MOST = 2**23
 """Bytes of class gradients that a recording may make in memory of its own."""
-_FEW = 1
-"""Operations that are launched sooner than replayed, with what a replay must copy."""
 
 
 @dataclass
@@ -51,7 +49,7 @@ class Piece:
     shelf: Shelf[Recording] = field(default_factory=Shelf)
     needs: Needs = field(default_factory=Needs)
     apart: bool = False
-    """Whether it is always launched: it cannot be recorded, or it is not worth it."""
+    """Whether it is always launched."""
     columns: int = 0
     """Of the block that it opens, if it does."""
     _rows: Tensor | None = None
@@ -206,7 +204,9 @@ class Replaying(Taker):
         after: After,
         area: Area,
     ) -> Recording | None:
-        """Record what was just launched one by one and made these terms; None if it is better launched."""
+        """Record what was just launched one by one and made these terms; None if it is always to be launched."""
+        if all(isinstance(term, ExamplesTerm) for term in made.values()):
+            return None  # nothing was
         inputs = Static.of(tensors, self._recorder.stage)
         call, b = twin_of(each.call, inputs.stand_ins(tensors))
         passed = self._recorder.stage(len(tensors), each.call.input) if through and out is None else None
@@ -221,7 +221,7 @@ class Replaying(Taker):
             in_use = {id(block): used}
             return [_written(p, found[name], made[p], b, block, in_use) for name, p in each.parameters.items()]
 
-        recorded = self._recorder.record(work, more_than=_FEW)
+        recorded = self._recorder.record(work)
         return None if recorded is None else Recording(*recorded, inputs, passed, after)
 
 

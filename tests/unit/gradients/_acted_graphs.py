@@ -63,8 +63,8 @@ class Acted(Recorder):
         self._places.append(values)
         return len(self._places), len(self._places) in self.moved
 
-    def record(self, work, more_than=0):
-        return None if self.rests else super().record(work, more_than)
+    def record(self, work):
+        return None if self.rests else super().record(work)
 
     def _capture(self, work):
         if self.fails:

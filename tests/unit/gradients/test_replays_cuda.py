@@ -8,6 +8,7 @@ import torch
 from torch.nn import functional as F
 
 from classgrad import ClassGradients
+from classgrad.gradients._recorder import Recorder
 from classgrad.models import resnet18, simple_cnn
 
 from .test_replays import Tokens, convolutional
@@ -92,3 +93,40 @@ def test_replays_are_what_is_launched_one_by_one(name, layout, tf32):
         for mine, other in zip(ours, theirs, strict=True):
             assert mine.equal(other), step
     assert made.replayed > made.recorded > 0
+
+
+def test_random_numbers_are_drawn_on_after_a_recording_that_failed():
+    recorder = Recorder()
+    values = torch.ones(3, device="cuda")
+    torch.manual_seed(0)
+    wanted = [torch.rand(4, device="cuda") for _ in range(2)][1]
+    torch.manual_seed(0)
+    torch.rand(4, device="cuda")
+    assert recorder.ready(values)
+    assert recorder.record(lambda: values.sum().item()) is None
+    assert not recorder.ready(values)
+    assert torch.equal(torch.rand(4, device="cuda"), wanted)
+
+
+def test_recordings_that_were_all_let_go_are_followed_by_others():
+    recorder = Recorder()
+    values, out = torch.ones(3, device="cuda"), torch.zeros(3, device="cuda")
+    assert recorder.ready(values)
+    for step in range(3):
+        recorded = recorder.record(lambda: torch.add(values, 1, out=out))
+        assert recorded is not None
+        recorded[0]()
+        assert out.tolist() == [2 + step] * 3
+        values.add_(1)
+        del recorded
+        gc.collect()
+
+
+def test_what_libraries_do_is_not_recorded():
+    recorder = Recorder()
+    values = torch.ones(3, 3, device="cuda")
+    assert recorder.ready(values)
+    assert recorder.record(lambda: values @ values) is None
+    assert recorder.ready(values)
+    assert recorder.tally.recorded == 0
+    assert recorder.record(lambda: values + values) is not None

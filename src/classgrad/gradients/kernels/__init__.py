@@ -53,7 +53,6 @@ __all__ = [
     "ghost_norms",
     "group_norm_backward",
     "group_norm_sums",
-    "launches",
     "layer_norm_backward",
     "lies_by_examples",
     "linear_products",
@@ -63,9 +62,6 @@ __all__ = [
     "weighted_sum",
 ]
 
-
-launches = 0
-"""How many there were so far."""
 
 WIDEST = 8192
 """The most features of a row that layer normalization's kernel takes, which a program holds as a whole."""

@@ -18,8 +18,6 @@ import torch
 import triton
 from torch import Tensor
 
-from classgrad.gradients import kernels
-
 KEPT = 4096
 """Launches that are known again."""
 
@@ -48,7 +46,6 @@ class Kernel:
         return Launch(self, grid, num_warps, num_stages, numbers)
 
     def _launch(self, grid: tuple[int, ...], *args: Any, num_warps: int, num_stages: int = 3, **options: Any) -> None:
-        kernels.launches += 1
         self.launch(grid, (*args, *[options[name] for name in self._names[len(args) :]]), num_warps, num_stages)
 
     def launch(self, grid: tuple[int, ...], values: Sequence[Any], num_warps: int, num_stages: int) -> Any:
@@ -88,7 +85,6 @@ class Launch:
 
     def __call__(self, *tensors: Tensor | None) -> None:
         """Launch on these tensors, of which the first is one."""
-        kernels.launches += 1
         values = self._values.copy()
         pointers = 0  # all of them at once: most are multiples of 16
         for place, tensor in zip(self._places, tensors, strict=True):
