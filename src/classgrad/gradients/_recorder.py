@@ -37,8 +37,8 @@ class Tally:
     """Recordings that were made."""
     replayed: int = 0
     launched: int = 0
-    """Launched operation by operation, since they had not come before in the same places or cannot be recorded; what is
-    known beforehand never to be is not counted."""
+    """Launched operation by operation: they had not come before in the same places, are left to libraries, or there is
+    nothing to launch for them before the end. Layers of kinds that are never recorded are not counted."""
 
 
 class Recorder:
