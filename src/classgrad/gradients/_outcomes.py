@@ -61,6 +61,8 @@ class Recording:
     forms: Sequence[Form]
     inputs: Static
     """Where it reads what is small."""
+    passed: Tensor | None
+    """Where it writes the gradient of the layer's input, if that is small; good until the next recording's."""
     after: After
     number: int = field(default_factory=lambda: next(_numbers))
     """Never given twice."""

@@ -33,7 +33,7 @@ from classgrad.gradients._outcomes import (
     where,
 )
 from classgrad.gradients._recorder import Recorder, Shelf, Static
-from classgrad.gradients._scratch import Area, Needs, is_small, large_like
+from classgrad.gradients._scratch import Area, Needs, is_small
 from classgrad.gradients._sheet import Block
 from classgrad.gradients._terms import Dense, Memory, Sums, Term
 from classgrad.gradients.layers._linear import ExamplesTerm
@@ -114,14 +114,14 @@ class Replaying(Taker):
             call.release()
             return passed
         tensors = tensors_of(call, b)
-        out = large_like(call.input) if through else None
+        out = torch.empty_like(call.input) if through and not is_small(call.input) else None
         work = piece.needs.memory(b)
         written = (out, fresh, None if block is None else block.rows, work)
         places = self._places(tensors, *written, *call.module._parameters.values())
         recording = piece.shelf.get(places)
         if recording is not None and self._recorder.ready(b):
             self._replay(recording, tensors, each, block, fresh)
-            return out
+            return out if recording.passed is None else recording.passed.clone()
         self.sheet.next = fresh
         area = Area(piece.needs, work)
         with self.memory.worked_in(area):
@@ -209,19 +209,20 @@ class Replaying(Taker):
             return None  # nothing was
         inputs = Static.of(tensors, self._recorder.stage)
         call, b = twin_of(each.call, inputs.stand_ins(tensors))
+        passed = self._recorder.stage(len(tensors), each.call.input) if through and out is None else None
         layout, memory = self._static.renewed(), copy.copy(self.memory)
         memory.scratch = area
 
         def work() -> list[Form]:
             if through and each.rule.through is not None:
-                found = each.rule.through(call, b, layout, memory, out)[1]
+                found = each.rule.through(call, b, layout, memory, out if passed is None else passed)[1]
             else:
                 found = each.rule.terms(call, b, layout, memory, frozenset(each.parameters))
             in_use = {id(block): used}
             return [_written(p, found[name], made[p], b, block, in_use) for name, p in each.parameters.items()]
 
         recorded = self._recorder.record(work)
-        return None if recorded is None else Recording(*recorded, inputs, after)
+        return None if recorded is None else Recording(*recorded, inputs, passed, after)
 
 
 def _written(p: nn.Parameter, term: Term, made: Term, b: Tensor, block: Block | None, in_use: dict[int, int]) -> Form:

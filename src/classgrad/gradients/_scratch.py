@@ -20,14 +20,6 @@ def is_small(values: Tensor) -> bool:
     return values.untyped_storage().nbytes() <= _SMALL
 
 
-def large_like(values: Tensor) -> Tensor:
-    """Return an unfilled tensor that lies as values do, in large memory: it comes to lie where it lay before."""
-    if not is_small(values):
-        return torch.empty_like(values)
-    memory = values.new_empty(_SMALL // values.element_size() + 1)
-    return memory.as_strided(values.shape, values.stride())
-
-
 def small_memory(device: torch.device) -> Tensor:
     """Return memory for anything that is small."""
     return torch.empty(-(-_SMALL // 16) * 16, dtype=torch.uint8, device=device)
