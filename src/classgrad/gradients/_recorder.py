@@ -44,8 +44,8 @@ class Tally:
 class Recorder:
     """Records on a stream of its own, without running anything.
 
-    All recordings work in the same memory, so they must be replayed one after the other, on one stream. What they make
-    and somebody holds on to stays theirs.
+    All recordings work in the same memory, so they must be replayed one after the other, on one stream. What one of
+    them allocates is good until another is replayed; what is to stay must be written to memory from elsewhere.
     """
 
     def __init__(self, active: bool = True) -> None:

@@ -10,8 +10,9 @@ it works in.
 from __future__ import annotations
 
 import copy
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -212,6 +213,7 @@ class Replaying(Taker):
         passed = self._recorder.stage(len(tensors), each.call.input) if through and out is None else None
         layout, memory = self._static.renewed(), copy.copy(self.memory)
         memory.scratch = area
+        own = {p: torch.empty_like(term.held) for p, term in made.items() if _is_apart(term)}
 
         def work() -> list[Form]:
             if through and each.rule.through is not None:
@@ -219,14 +221,26 @@ class Replaying(Taker):
             else:
                 found = each.rule.terms(call, b, layout, memory, frozenset(each.parameters))
             in_use = {id(block): used}
-            return [_written(p, found[name], made[p], b, block, in_use) for name, p in each.parameters.items()]
+            return [_written(p, found[name], made[p], own, block, in_use) for name, p in each.parameters.items()]
 
         recorded = self._recorder.record(work)
         return None if recorded is None else Recording(*recorded, inputs, passed, after)
 
 
-def _written(p: nn.Parameter, term: Term, made: Term, b: Tensor, block: Block | None, in_use: dict[int, int]) -> Form:
-    """Have a term's class gradients made where those of the step are, and say where that is.
+def _is_apart(term: Term) -> TypeGuard[Dense | Sums]:
+    """Whether a term holds values that are not on the sheet."""
+    return isinstance(term, Sums) or (isinstance(term, Dense) and term.block is None)
+
+
+def _written(
+    p: nn.Parameter,
+    term: Term,
+    made: Term,
+    own: Mapping[nn.Parameter, Tensor],
+    block: Block | None,
+    in_use: dict[int, int],
+) -> Form:
+    """Have a term's class gradients made where those of the step are, or in its own place, and say where that is.
 
     ``block`` was open before the call, ``in_use`` are the columns on each block so far.
     """
@@ -236,10 +250,8 @@ def _written(p: nn.Parameter, term: Term, made: Term, b: Tensor, block: Block | 
         in_use[id(made.block)] = again.used
         term.fill(made.held)
         return Form(p, column=made.column, fresh=made.block is not block)
-    if isinstance(term, (Dense, Sums)):
-        # its own, not the output gradient itself, which the next one overwrites or nobody holds
-        shared = term.held.untyped_storage().data_ptr() == b.untyped_storage().data_ptr()
-        return Form(p, term.held.clone() if shared else term.held, isinstance(term, Dense))
+    if _is_apart(term):
+        return Form(p, own[p].copy_(term.held), isinstance(term, Dense))
     return Form(p)
 
 

@@ -2,13 +2,15 @@
 
 A CPU's allocator hardly ever gives out the same places again, so the large tensors of a step are given places here: the
 how-manieth they are. ``Acted.moved`` says which of them lie elsewhere than in other steps.
+
+All graphs of a recorder work in the same memory: what one of them allocates may be overwritten by any other.
 """
 
 import ctypes
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from classgrad.gradients._recorder import Recorder
 from classgrad.gradients._scratch import is_small
@@ -37,6 +39,7 @@ class Acted(Recorder):
         super().__init__()
         self.fails = self.rests = False
         self.moved = set()
+        self.latest = None
         self._places = []
 
     @property
@@ -117,6 +120,7 @@ class _Log(TorchDispatchMode):
         super().__init__()
         self._acted = acted
         self._operations = []
+        self._allocated = []
 
     def __enter__(self):
         _Log.active = self
@@ -141,13 +145,26 @@ class _Log(TorchDispatchMode):
         made = function(*args, **(kwargs or {}))
         if function.is_view:
             return made  # nothing is done
+        known = [v.untyped_storage().data_ptr() for v in tree_leaves((args, kwargs)) if isinstance(v, torch.Tensor)]
+        for tensor in tree_leaves(made):
+            if isinstance(tensor, torch.Tensor) and tensor.untyped_storage().data_ptr() not in known:
+                self._allocated.append(tensor)
         self._operations.append((function, given, self._addresses(made)))
         return made
 
     def _addresses(self, tree):
         return tree_map_only(torch.Tensor, lambda tensor: _Address(tensor, self._acted), tree)
 
+    def spoil(self):
+        """Have others work in the memory of this one."""
+        for tensor in self._allocated:
+            tensor.view(torch.uint8).fill_(255) if tensor.is_contiguous() and tensor.dim() else tensor.fill_(-1)
+
     def replay(self):
+        if self._acted.latest is not self:
+            if self._acted.latest is not None:
+                self._acted.latest.spoil()
+            self._acted.latest = self
         for function, given, made in self._operations:
             args, kwargs = tree_map_only(_Address, _Address.__call__, given)
             found = function(*args, **kwargs)
