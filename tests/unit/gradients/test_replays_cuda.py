@@ -35,7 +35,11 @@ CASES = {
     "convolutional": (lambda classes: convolutional(classes), pairs, [(3, 9), (20, 2)]),
     "tokens": (lambda classes: Tokens(classes), tokens, [(3, 9), (20, 2)]),
     "simple_cnn": (simple_cnn, images(32), [(2, 32), (100, 1)]),
-    "resnet18": (resnet18, images(32), [(2, 16), (10, 4), (100, 1)]),
+    "resnet18": (
+        resnet18,
+        images(32),
+        [(2, 16), (2, 64), (10, 4), (100, 1)],
+    ),  # with 128 examples some tensors are large
 }
 ALL = [(name, layout) for name, (_, _, layouts) in CASES.items() for layout in layouts]
 
