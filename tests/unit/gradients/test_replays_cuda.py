@@ -39,8 +39,9 @@ CASES = {
         resnet18,
         images(32),
         [(2, 16), (2, 64), (10, 4), (100, 1)],
-    ),  # with 128 examples some tensors are large
+    ),
 }
+# of ResNet-18 with 128 examples some tensors are large
 ALL = [(name, layout) for name, (_, _, layouts) in CASES.items() for layout in layouts]
 
 
