@@ -13,7 +13,8 @@ from ._kernels import DEVICE
 
 from classgrad.gradients import kernels  # isort: skip
 from classgrad.gradients._memo import Memo  # isort: skip
-from ._acted_graphs import log_launches  # isort: skip
+from classgrad.gradients._scratch import Needs  # isort: skip
+from ._acted_graphs import Acted, log_launches  # isort: skip
 from .test_kernels_engine import network  # isort: skip
 from .test_replays import MODELS, check, moves  # isort: skip
 
@@ -50,3 +51,30 @@ def test_replays_are_what_is_launched_one_by_one(sizes, small):
     ):
         recorder = check("all kernels", moves, labels=lambda step: labels.roll(step), count=15, dtype=torch.float32)
     assert recorder.replayed > recorder.made > 0
+
+
+@pytest.mark.usefixtures("way")
+def test_recordings_work_in_memory_whose_place_is_looked_at(monkeypatch):
+    """It is the step's, so that it may lie elsewhere the next time."""
+    worked_in, looked_at = [], []
+    memory, place = Needs.memory, Acted.place
+
+    def watched_memory(needs, like):
+        given = memory(needs, like)
+        worked_in.extend([] if given is None else [given])  # held, so that nothing else comes to lie there
+        return given
+
+    def watched_place(acted, values):
+        looked_at.append(values.data_ptr())
+        return place(acted, values)
+
+    monkeypatch.setattr(Needs, "memory", watched_memory)
+    monkeypatch.setattr(Acted, "place", watched_place)
+    labels = torch.tensor([0, 1, 2, 0, 1, 2])
+    with (
+        mock.patch.dict(MODELS, {"all kernels": (network, images)}),
+        mock.patch("classgrad.gradients._scratch._SMALL", 0),
+    ):
+        check("all kernels", labels=lambda step: labels, count=5, dtype=torch.float32)
+    assert worked_in
+    assert {values.data_ptr() for values in worked_in} <= set(looked_at)
