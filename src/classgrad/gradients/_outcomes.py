@@ -24,7 +24,7 @@ Terms = Mapping[nn.Parameter, Term]
 Found = Iterator[tuple[nn.Parameter, Term]]
 Blocks = tuple[Block | None, Block | None]
 """The block that was open before a call, and the one that the call opened."""
-Place = Callable[[Tensor], Hashable]
+Locate = Callable[[Tensor], Hashable]
 """Says where values lie."""
 
 _numbers = count()
@@ -82,7 +82,7 @@ class Hit(NamedTuple):
     """What class gradients that were not made follow from; nothing if all were."""
     blocks: Blocks
 
-    def key(self, place: Place) -> Hashable:
+    def key(self, place: Locate) -> Hashable:
         """Return what tells it from others at the end of a step."""
         return self.recording.number
 
@@ -136,7 +136,7 @@ class Launched(NamedTuple):
         """What the class gradients follow from that are not on the sheet."""
         return [values for term in self.made.values() for values in _read(term)]
 
-    def key(self, place: Place) -> Hashable:
+    def key(self, place: Locate) -> Hashable:
         """Return what tells it from others at the end of a step: what is read, and where it lies if it is large."""
         return tuple([(id(p), *_described(term, place)) for p, term in self.made.items()])
 
@@ -178,13 +178,13 @@ def _read(term: Term) -> tuple[Tensor, ...]:
     return () if isinstance(term, Dense) and term.block is not None else (term.held,)
 
 
-def _described(term: Term, place: Place) -> tuple[Hashable, ...]:
+def _described(term: Term, place: Locate) -> tuple[Hashable, ...]:
     if isinstance(term, Dense) and term.block is not None:
         return place(term.block.rows), term.column
     return type(term), *[where(values, place) for values in _read(term)]
 
 
-def where(values: Tensor, place: Place) -> Hashable:
+def where(values: Tensor, place: Locate) -> Hashable:
     """Return how values lie in memory, and the place if they are large."""
     return values.shape, values.stride(), values.dtype, None if is_small(values) else place(values)
 

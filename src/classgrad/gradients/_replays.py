@@ -18,7 +18,7 @@ from classgrad.gradients._combine import Found, Wishes, class_losses, handed_out
 from classgrad.gradients._ending import Ending, total
 from classgrad.gradients._fused import other_terms, send_back
 from classgrad.gradients._layout import ClassLayout
-from classgrad.gradients._outcomes import Launched, Outcome, Place
+from classgrad.gradients._outcomes import Launched, Locate, Outcome
 from classgrad.gradients._pack import Pack, pack
 from classgrad.gradients._recorder import Recorder, Shelf, Tally
 from classgrad.gradients._replayed_calls import Piece, Replaying
@@ -166,7 +166,7 @@ class _MakeUp:
             layout.move_to(self.layout)
             self._latest = layout
 
-    def ends(self, outcomes: Sequence[Outcome], key: tuple[Hashable, ...], place: Place) -> _Ends | None:
+    def ends(self, outcomes: Sequence[Outcome], key: tuple[Hashable, ...], place: Locate) -> _Ends | None:
         """Return what is recorded of the ends of steps that went like this one so far, None if it will go otherwise."""
         if not outcomes or any(isinstance(outcome, Launched) and not outcome.settled for outcome in outcomes):
             return None

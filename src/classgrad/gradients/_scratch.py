@@ -72,8 +72,9 @@ class Needs:
 
     def note(self, use: object, size: int) -> None:
         """Have a use take so many bytes at least."""
-        self.sizes[use] = max(size, self.sizes.get(use, 0))
-        self._kept = None
+        if size > self.sizes.get(use, 0):
+            self.sizes[use] = size
+            self._kept = None
 
     def memory(self, like: Tensor) -> Tensor | None:
         """Return memory for all uses, None if nothing is needed; if small it stays from step to step."""

@@ -93,6 +93,16 @@ def test_only_small_memory_is_kept_from_step_to_step():
     assert needs.memory(like) is not large
 
 
+def test_memory_that_is_kept_stays_where_it_is_until_more_is_needed():
+    needs, like = Needs(), torch.empty(0)
+    Area(needs, None).fresh("a", (1000,), like)
+    kept = needs.memory(like)
+    Area(needs, None).fresh("a", (900,), like)
+    assert needs.memory(like) is kept
+    Area(needs, None).fresh("a", (1200,), like)
+    assert needs.memory(like) is not kept
+
+
 def test_a_cpu_works_in_the_same_places_again():
     scratch, like = Scratch(), torch.empty(0)
     assert scratch.place("a", (3, 4), like).data_ptr() == scratch.place("a", (2, 2), like).data_ptr()
