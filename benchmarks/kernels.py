@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Iterator
 
 import torch
+from _arguments import layouts, names
 from _kernel_case import Case, measure
 from _kernel_norms import class_sums, group_norm, layer_norm
 from _kernel_products import combination, convolution, linear, sweep
@@ -34,30 +35,29 @@ KERNELS: dict[str, Callable[[list[list[int]], str], Iterator[Case]]] = {
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", default=",".join(KERNELS))
-    parser.add_argument("--layouts", default="2x64,10x13,100x2,1000x1", help="classes x examples of each")
+    parser.add_argument("--only", type=names(KERNELS), default=list(KERNELS))
+    parser.add_argument("--layouts", type=layouts, default="2x64,10x13,100x2,1000x1", help="classes x examples of each")
     parser.add_argument("--ieee", action="store_true", help="products in full single precision, not TF32")
     parser.add_argument("--budget", type=float, default=55.0, help="seconds after which no further case is begun")
     parser.add_argument("--sweep", action="store_true", help="time ways to cut the products instead (minutes)")
     options = parser.parse_args()
     need_gpu()
-    pairs = [tuple(int(v) for v in layout.split("x")) for layout in options.layouts.split(",")]
-    layouts = [[size] * classes for classes, size in pairs]
+    batches = [[size] * classes for classes, size in options.layouts]
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = not options.ieee
     precision = "ieee" if options.ieee else "tf32"
     torch.manual_seed(0)
     begin = time.perf_counter()
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, {precision}")
     if options.sweep:
-        for sizes in layouts:
+        for sizes in batches:
             for line in sweep(sizes, precision):
                 print(line, flush=True)
         return
     print(
         f"{'case':<44} {'ours us':>9} {'torch us':>9}{'ratio':>7} {'plain us':>9}{'ratio':>7} {'rate':>15} {'error':>8}"
     )
-    for kernel in options.only.split(","):
-        for case in KERNELS[kernel](layouts, precision):
+    for kernel in options.only:
+        for case in KERNELS[kernel](batches, precision):
             if time.perf_counter() - begin > options.budget:
                 print(f"{case.name:<44} left out: over the budget")
                 continue

@@ -31,6 +31,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from _arguments import layouts, names
 from step_cost import MODELS, Step, _step, plain
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -38,7 +39,7 @@ from torch.nn import functional as F
 from classgrad import ClassGradients, Normalize
 from classgrad.data import Dataset, load
 from classgrad.dynamics import Recorder, Run, load_run, save_run, summarize
-from classgrad.training import RunSpec
+from classgrad.training import ALGORITHMS, RunSpec
 from classgrad.training._loop import Loop
 from classgrad.training._numerics import repeatable, resolve_device
 from classgrad.training._recording import run_meta
@@ -228,14 +229,13 @@ def cells_of(k: int, way: str, found: dict[str, Any]) -> list[str]:
 
 
 def show_price(options: argparse.Namespace) -> list[dict[str, Any]]:
-    layouts = [tuple(int(v) for v in layout.split("x")) for layout in options.layouts.split(",")]
     if options.tf32:
         torch.set_float32_matmul_precision("high")
     print("| model | classes × each | plain, ms |" + "".join(f" k = {k} |" for k in options.refresh), end="")
     print(f" lazy alone | lazy, `backward` |\n|{'---|' * (len(options.refresh) + 5)}", flush=True)
     rows = []
-    for name in options.models.split(","):
-        for layout in layouts:
+    for name in options.models:
+        for layout in options.layouts:
             found = price(name, layout, options.device, options.seconds)
             base, exact, light, watched = (found[key] for key in ("plain", "exact", "lazy", "watched"))
             steps = [*((exact + (k - 1) * light) / k for k in options.refresh), light, watched]
@@ -248,9 +248,9 @@ def show_price(options: argparse.Namespace) -> list[dict[str, Any]]:
 def show_truth(options: argparse.Namespace) -> list[dict[str, Any]]:
     rows = []
     head = ["k", "way", "exact steps", "angle", "length error", "τ", "peak, %", "final, %", "minority, %", "MID"]
-    for problem in options.problems.split(","):
+    for problem in options.problems:
         dataset = load(problem, data_dir=options.data_dir)
-        for algorithm in options.algorithms.split(","):
+        for algorithm in options.algorithms:
             print(f"\n{problem}, {algorithm}, {options.seeds} seeds\n\n| {' | '.join(head)} |\n|{'---|' * len(head)}")
             for k in options.refresh:
                 for way in options.ways[:1] if k == 1 else options.ways:
@@ -286,12 +286,12 @@ def main() -> None:
     parser.add_argument("--refresh", type=lambda text: [int(v) for v in text.split(",")], default=[1, 2, 5, 10, 50])
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--models", default="mlp,simple_cnn")
-    parser.add_argument("--layouts", default="2x64,10x13")
+    parser.add_argument("--models", type=names(MODELS), default="mlp,simple_cnn")
+    parser.add_argument("--layouts", type=layouts, default="2x64,10x13")
     parser.add_argument("--seconds", type=float, default=10.0, help="time for each row")
     parser.add_argument("--tf32", action="store_true", help="let matrix products of a GPU use TF32")
-    parser.add_argument("--problems", default="digits-bi20,gaussian-bi60")
-    parser.add_argument("--algorithms", default="pcngd,pcnsgd,pcnsgd+o")
+    parser.add_argument("--problems", type=names(PROBLEMS), default="digits-bi20,gaussian-bi60")
+    parser.add_argument("--algorithms", type=names(ALGORITHMS), default="pcngd,pcnsgd,pcnsgd+o")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--steps", type=int, help="of a run, in place of the problem's own number")
     parser.add_argument("--look", type=int, default=1, help="compare one step in so many; coprime to every k")

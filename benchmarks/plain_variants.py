@@ -8,6 +8,7 @@ Deterministic kernels and TF32 throughout, unless a variant says otherwise; mill
 import argparse
 
 import torch
+from _arguments import names
 from _machine import need_gpu
 from step_trace import wall
 from torch.nn import functional as F
@@ -65,13 +66,13 @@ def seconds(
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", default="simple_cnn,vgg16")
+    parser.add_argument("--models", type=names(MODELS), default="simple_cnn,vgg16")
     parser.add_argument("--batches", default="128,5714")
     given = parser.parse_args()
     need_gpu()
     torch.set_float32_matmul_precision("high")
     print("| model | variant |" + "".join(f" {batch} images, ms |" for batch in given.batches.split(",")))
-    for name in given.models.split(","):
+    for name in given.models:
         for variant, options in VARIANTS.items():
             cells = [f" {1e3 * seconds(name, int(batch), **options):.3f} |" for batch in given.batches.split(",")]
             print(f"| {name} | {variant} |" + "".join(cells), flush=True)

@@ -26,6 +26,7 @@ import numpy as np
 import sampler_rate
 import step_cost
 import torch
+from _arguments import names
 from _machine import Row, Rows, machine_name
 from scale_figures import write_figures
 from scale_tables import tables
@@ -104,7 +105,7 @@ def step_key(given: argparse.Namespace, **key: Any) -> Row:
 
 
 def class_jobs(given: argparse.Namespace) -> Iterator[Job]:
-    for model in given.models.split(","):
+    for model in given.models:
         for batch in (SMALL_BATCH, LARGE_BATCH):
             for sizes in ("equal", "tailed"):
                 for classes in CLASSES:
@@ -115,7 +116,7 @@ def class_jobs(given: argparse.Namespace) -> Iterator[Job]:
 
 
 def batch_jobs(given: argparse.Namespace) -> Iterator[Job]:
-    for model in given.models.split(","):
+    for model in given.models:
         for batch in BATCHES:
             if batch <= given.most_batch:
                 key = step_key(given, axis="batch", model=model, classes=BATCH_CLASSES, batch=batch)
@@ -158,7 +159,7 @@ AXES: dict[str, Callable[[argparse.Namespace], Iterator[Job]]] = {
 def measure(given: argparse.Namespace, rows: Rows) -> bool:
     """Measure what is not in the file yet; False where the budget ended before the rows did."""
     start = time.monotonic()
-    for axis in given.only.split(","):
+    for axis in given.only:
         for key, run in AXES[axis](given):
             if rows.find(key) is not None:
                 continue
@@ -179,10 +180,13 @@ def measure(given: argparse.Namespace, rows: Rows) -> bool:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, required=True, help="file of the rows, made or gone on with")
-    parser.add_argument("--only", default=",".join(AXES))
+    parser.add_argument("--only", type=names(AXES), default=list(AXES))
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument(
-        "--models", default="mlp,simple_cnn", help="of step_cost.py, for the classes and the batch axis"
+        "--models",
+        type=names(step_cost.MODELS),
+        default="mlp,simple_cnn",
+        help="of step_cost.py, for the classes and the batch axis",
     )
     parser.add_argument("--seconds", type=float, default=0.5, help="time for each contender of a row")
     parser.add_argument("--budget", type=float, default=float("inf"), help="seconds after which no new row is begun")

@@ -27,6 +27,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
+from _arguments import layouts, names
 from _machine import Row, Rows, machine_name
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -383,10 +384,11 @@ def _peak_memory(run: Callable[[], float], device: str) -> int:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", default=",".join(MODELS))
-    parser.add_argument("--layouts", default="2x64,10x13,100x2,1000x1")
+    parser.add_argument("--models", type=names(MODELS), default=list(MODELS))
+    parser.add_argument("--layouts", type=layouts, default="2x64,10x13,100x2,1000x1")
     on_cpu = [c for c in CONTENDERS if c not in GRAPHS]
-    parser.add_argument("--contenders", default=",".join(CONTENDERS if torch.cuda.is_available() else on_cpu))
+    possible = list(CONTENDERS) if torch.cuda.is_available() else on_cpu
+    parser.add_argument("--contenders", type=names(CONTENDERS), default=possible)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--seconds", type=float, default=3.0, help="time for each contender of a row")
     parser.add_argument("--limit", type=float, default=20.0, help="leave out what would take longer per step")
@@ -396,10 +398,9 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="file of the rows, made or gone on with")
     parser.add_argument("--budget", type=float, default=float("inf"), help="seconds after which no new row is begun")
     options = parser.parse_args()
-    contenders = ["plain", *(c for c in options.contenders.split(",") if c != "plain")]
+    contenders = ["plain", *(c for c in options.contenders if c != "plain")]
     held = {"max_memory": round(options.max_memory * 2**30)}
     chosen = {c: partial(CONTENDERS[c], **(held if c in OURS else {})) for c in contenders}
-    layouts = [tuple(int(v) for v in layout.split("x")) for layout in options.layouts.split(",")]
     warnings.simplefilter("ignore")
     if options.tf32:
         torch.set_float32_matmul_precision("high")
@@ -413,8 +414,8 @@ def main() -> None:
     print(f"| {' | '.join(titles)} |\n|{'---|' * len(titles)}", flush=True)
     rows = Rows(options.json, machine)
     start = time.monotonic()
-    for name in options.models.split(","):
-        for layout in layouts:
+    for name in options.models:
+        for layout in options.layouts:
             key = {"model": name, "layout": list(layout), "contenders": contenders}
             key |= {"grouped": options.grouped, "tf32": options.tf32, **held}
             found = rows.find(key)

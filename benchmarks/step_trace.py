@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 import step_cost
 import torch
+from _arguments import layouts, names
 from _machine import need_gpu
 from torch.profiler import ProfilerActivity, profile
 
@@ -46,24 +47,22 @@ def kernels(run: Callable[[], object]) -> dict[str, tuple[float, float]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", default="simple_cnn,resnet18,vgg16,transformer")
-    parser.add_argument("--layouts", default="2x64,10x13,100x2,1000x1")
+    parser.add_argument("--models", type=names(step_cost.MODELS), default="simple_cnn,resnet18,vgg16,transformer")
+    parser.add_argument("--layouts", type=layouts, default="2x64,10x13,100x2,1000x1")
     parser.add_argument("--top", type=int, default=20, help="kernels to name, the longest first")
     given = parser.parse_args()
     need_gpu()
     torch.set_float32_matmul_precision("high")
-    for name in given.models.split(","):
+    for name in given.models:
         make, inputs = step_cost.MODELS[name]
-        for layout in given.layouts.split(","):
-            classes, each = (int(number) for number in layout.split("x"))
+        for classes, each in given.layouts:
             x, y = inputs(classes * each).cuda(), torch.arange(classes).repeat_interleave(each).cuda()
             for contender in ("plain+capt", "captured"):
                 run = step_cost.CONTENDERS[contender](make(classes).cuda(), x, y)
                 seconds, found = wall(run), kernels(run)
                 count, total = (sum(values) for values in zip(*found.values(), strict=True))
-                print(
-                    f"{name} {layout} {contender}: wall {1e6 * seconds:.0f} us, kernels {total:.0f} us in {count:.0f}"
-                )
+                what = f"{name} {classes}x{each} {contender}"
+                print(f"{what}: wall {1e6 * seconds:.0f} us, kernels {total:.0f} us in {count:.0f}")
                 for kernel, (launches, time_) in sorted(found.items(), key=lambda row: -row[1][1])[: given.top]:
                     print(f"  {time_:9.1f} us {launches:6.1f} x {kernel[:110]}", flush=True)
 

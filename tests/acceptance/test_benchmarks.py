@@ -57,6 +57,24 @@ def test_without_a_gpu_it_says_so(script: str, tmp_path: Path) -> None:
     assert (made.returncode, made.stderr) == (2, "This benchmark needs a CUDA device.\n")
 
 
+@pytest.mark.parametrize(
+    ("script", "arguments", "shown"),
+    [
+        ("step_cost", "--models nope", "'nope' is none of simple_cnn"),
+        ("step_cost", "--layouts 2x0", "'2x0' is not classes x examples of each"),
+        ("step_cost", "--contenders fused,fast", "'fast' is none of plain"),
+        ("scale", "--json out.json --only depth", "'depth' is none of classes"),
+        ("lazy_norms", "price --layouts 2y3", "'2y3' is not classes x examples of each"),
+        ("lazy_norms", "truth --algorithms adam", "'adam' is none of gd"),
+    ],
+)
+def test_what_it_does_not_know_ends_in_one_line(script: str, arguments: str, shown: str, tmp_path: Path) -> None:
+    made = called(script, *arguments.split(), folder=tmp_path)
+    assert made.returncode == 2
+    assert shown in made.stderr.splitlines()[-1]
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.skipif("CLASSGRAD_DATA" not in os.environ, reason="CLASSGRAD_DATA names no folder with CIFAR")
 def test_first_run_goes_from_the_grid_to_the_tables(tmp_path: Path) -> None:
     shared = [
