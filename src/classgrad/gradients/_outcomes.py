@@ -128,8 +128,10 @@ class Launched(NamedTuple):
     """A call whose work was launched operation by operation."""
 
     made: Terms
+    options: Hashable
+    """What decides about the operations on it beside tensors."""
     settled: bool
-    """Whether it will be the next time, too."""
+    """Whether it will be launched the next time, too."""
 
     @property
     def tensors(self) -> list[Tensor]:
@@ -138,7 +140,7 @@ class Launched(NamedTuple):
 
     def key(self, place: Locate) -> Hashable:
         """Return what tells it from others at the end of a step: what is read, and where it lies if it is large."""
-        return tuple([(id(p), *_described(term, place)) for p, term in self.made.items()])
+        return self.options, *[(id(p), *_described(term, place)) for p, term in self.made.items()]
 
     def terms(
         self,

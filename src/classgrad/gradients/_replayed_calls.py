@@ -97,7 +97,7 @@ class Replaying(Taker):
         if options is None:
             return super().__call__(each, b, through)
         if self._pieces is None:
-            passed, _ = self._make(each, b, through)
+            passed, _ = self._make(each, b, through, options)
             call.release()
             return passed
         block = self.sheet.open(b)
@@ -110,7 +110,7 @@ class Replaying(Taker):
         fresh = piece.fresh(len(self.layout), b)
         if piece.apart:
             self.sheet.next = fresh
-            passed, _ = self._make(each, b, through, settled=True)
+            passed, _ = self._make(each, b, through, options, settled=True)
             self.sheet.next = None
             call.release()
             return passed
@@ -126,7 +126,7 @@ class Replaying(Taker):
         self.sheet.next = fresh
         area = Area(piece.needs, work)
         with self.memory.worked_in(area):
-            passed, made = self._make(each, b, through, out=out)
+            passed, made = self._make(each, b, through, options, out=out)
         self.sheet.next = None
         opened = self.sheet.open(b)
         if opened is not block and opened is not None:
@@ -159,7 +159,14 @@ class Replaying(Taker):
         return rule.options(call)
 
     def _make(
-        self, each: CoveredCall, b: Tensor, through: bool, *, out: Tensor | None = None, settled: bool = False
+        self,
+        each: CoveredCall,
+        b: Tensor,
+        through: bool,
+        options: Hashable,
+        *,
+        out: Tensor | None = None,
+        settled: bool = False,
     ) -> tuple[Tensor | None, Terms | None]:
         """Launch the work one by one; None in place of the terms if they are none of the outcomes."""
         passed, found = self.find(each, b, through, out)
@@ -168,7 +175,7 @@ class Replaying(Taker):
             self.add(each, found, b)
             return passed, None
         made = {p: self.settle(term, b) for p, term in zip(each.parameters.values(), terms, strict=True)}
-        self.outcomes.append(Launched(made, settled))
+        self.outcomes.append(Launched(made, options, settled))
         self._recorder.tally.launched += 1
         return passed, made
 

@@ -256,13 +256,13 @@ def test_batches_of_several_make_ups():
     assert recorder.replayed > 3 * recorder.made > 0
 
 
-def check_changes(change):
+def check_changes(change, count=12):
     """Compare with steps that are never recorded while ``change(grads, step)`` changes things before each."""
     model = convolutional().double()
     grads, recorder = acted(model)
     plain, never = acted(copy.deepcopy(model))
     never.rests = True
-    runs = [steps(each.model, each, images, before=partial(change, each)) for each in (grads, plain)]
+    runs = [steps(each.model, each, images, before=partial(change, each), count=count) for each in (grads, plain)]
     for number, ((mine, gradients), (other, wanted)) in enumerate(zip(*runs, strict=True)):
         assert mine.weights.equal(other.weights), number
         for gradient, right in zip(gradients, wanted, strict=True):
@@ -288,6 +288,20 @@ def test_parameters_that_are_frozen_for_a_while_or_replaced_and_layers_that_are_
             model[1] = copy.deepcopy(model[1])
 
     check_changes(change)
+
+
+@pytest.mark.usefixtures("sizes")
+def test_a_layer_that_sees_other_positions_of_inputs_and_outputs_of_the_same_shape():
+    """Also where nothing is launched for it before the end of the step, so that nothing of it is recorded before."""
+
+    def change(grads, step):
+        layer = grads.model[0]
+        layer.padding = layer.dilation = (1, 1) if step < 8 else (2, 2)
+        layer._reversed_padding_repeated_twice = [layer.padding[0]] * 4
+        layer.bias.requires_grad_(False)
+
+    with mock.patch("classgrad.gradients.layers._conv.ghost_is_cheaper", return_value=True):
+        check_changes(change, count=20)
 
 
 def test_a_class_that_is_not_finite():
