@@ -38,6 +38,7 @@ class Taker:
         self.layout = layout
         self.memory = memory
         self.sheet = Sheet(len(layout), sum(aligned(p.numel()) for p in parameters))
+        """Where class gradients are made."""
         self.uses = uses_of(calls)
         wanted = {id(p) for p in parameters}
         self.wanted = None if wanted.issuperset(self.uses) else wanted

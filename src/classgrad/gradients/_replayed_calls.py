@@ -35,7 +35,7 @@ from classgrad.gradients._outcomes import (
 )
 from classgrad.gradients._recorder import Recorder, Shelf, Static
 from classgrad.gradients._scratch import Area, Needs, is_small
-from classgrad.gradients._sheet import Block
+from classgrad.gradients._sheet import Block, Sheet
 from classgrad.gradients._terms import Dense, Memory, Sums, Term
 from classgrad.gradients.layers._linear import ExamplesTerm
 
@@ -85,6 +85,8 @@ class Replaying(Taker):
     ) -> None:
         super().__init__(calls, parameters, layout, memory)
         self.outcomes: list[Outcome] = []
+        self._others = Sheet(*self.sheet.size)
+        """Of calls that are never recorded: their norms are had, and they are weighed, apart from the outcomes'."""
         self._shared = {p for p, times in self.uses.items() if times > 1}
         self._recorder = recorder
         self._pieces = pieces
@@ -174,10 +176,15 @@ class Replaying(Taker):
         if not all(map(_can_be_recorded, terms)):
             self.add(each, found, b)
             return passed, None
-        made = {p: self.settle(term, b) for p, term in zip(each.parameters.values(), terms, strict=True)}
+        made = {p: term.settle(self.sheet, b, False) for p, term in zip(each.parameters.values(), terms, strict=True)}
         self.outcomes.append(Launched(made, options, settled))
         self._recorder.tally.launched += 1
         return passed, made
+
+    def settle(self, term: Term, b: Tensor) -> Term:
+        """Return class gradients of a call that is never recorded, on the sheet of these where that is their place."""
+        self.sheet.skip(term.shape)
+        return term.settle(self._others, b, False)
 
     def _replay(
         self,

@@ -58,6 +58,7 @@ class Sheet:
     """Blocks for the class gradients of up to ``columns`` elements in all."""
 
     def __init__(self, classes: int, columns: int) -> None:
+        self.size = (classes, columns)
         self._classes = classes
         self._left = columns
         self._placed = 0
