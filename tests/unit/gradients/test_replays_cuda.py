@@ -11,7 +11,7 @@ from classgrad import ClassGradients
 from classgrad.gradients._recorder import Recorder
 from classgrad.models import resnet18, simple_cnn
 
-from .test_replays import Tokens, convolutional
+from .test_replays import Mixed, Named, Tokens, convolutional
 
 pytestmark = [
     pytest.mark.gpu,
@@ -98,6 +98,27 @@ def test_replays_are_what_is_launched_one_by_one(name, layout, tf32):
         for mine, other in zip(ours, theirs, strict=True):
             assert mine.equal(other), step
     assert made.replayed > made.recorded > 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("make", [convolutional, Tokens, Mixed, Named])
+def test_replays_are_what_a_pass_per_class_makes(make, dtype):
+    torch.manual_seed(0)
+    model = make().to("cuda", dtype)
+    inputs = pairs if make is convolutional else tokens
+    draw = torch.Generator("cuda").manual_seed(1)
+    y = torch.arange(12, device="cuda") % 3
+    with ClassGradients(model, norms=True) as grads, ClassGradients(model, engine="joint", norms=True) as reference:
+        for _ in range(8):
+            x = inputs(12, draw)
+            x = x if x.dtype == torch.int64 else x.to(dtype)
+            found = []
+            for each in (grads, reference):
+                model.zero_grad()
+                made = each.backward(F.cross_entropy(model(x), y, reduction="none"), y)
+                found.append([made.norms, *[p.grad for p in model.parameters()]])
+            for ours, theirs in zip(*found, strict=True):
+                torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-4)
 
 
 def test_random_numbers_are_drawn_on_after_a_recording_that_failed():
