@@ -147,7 +147,7 @@ def check(
             assert same(getattr(mine, field), getattr(other, field)), (number, field)
         for gradient, right in zip(gradients, wanted, strict=True):
             assert same(gradient, right), number
-        if dtype == torch.float64:
+        if dtype == torch.float64 and number % 4 == 3:
             compare_with_passes(model, rule, inputs(number), labels(number), mine, gradients, settings.get("classes"))
     assert never.made == never.replayed == 0
     return recorder
