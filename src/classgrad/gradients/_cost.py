@@ -63,6 +63,9 @@ _ROWS_CALLS = 6
 _GATHER_CALLS = 4
 """Small operations that bringing both sides into class order takes, with what they are split and added up for."""
 
+_WEIGHED_CALLS = 6
+"""Small operations that weighing examples and multiplying them takes beyond the kernel's one."""
+
 _KERNEL_FLOPS = 2e13
 """Multiply-adds per second of the kernel for products."""
 
@@ -207,6 +210,16 @@ def kernel_gathers(rows: int, inner: int, outer: int, layout: ClassLayout, devic
     That spares operations, which is what counts on a GPU unless they are recorded.
     """
     return shuffled and device == "cuda" and _longer(rows, inner, outer) < _GATHER_CALLS * rates(device).call
+
+
+@_remembered
+def kernel_weighs(positions: int, inner: int, outer: int, layout: ClassLayout, device: str) -> bool:
+    """Whether the kernel for products makes a weighted gradient sooner for weighing the examples by itself.
+
+    As above, that spares operations.
+    """
+    longer = _longer(layout.examples * positions, inner, outer)
+    return device == "cuda" and longer < _WEIGHED_CALLS * rates(device).call
 
 
 @_remembered

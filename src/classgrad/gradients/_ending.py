@@ -12,13 +12,14 @@ from torch import Tensor, nn
 
 from classgrad.gradients._combine import Found, class_losses, judge
 from classgrad.gradients._layout import ClassLayout
-from classgrad.gradients._outcomes import Outcome
+from classgrad.gradients._outcomes import Outcome, tensors_behind
 from classgrad.gradients._pack import Member, pack
 from classgrad.gradients._recorder import Recorder, Static, base
-from classgrad.gradients._scratch import Area, is_small
+from classgrad.gradients._scratch import Area
 from classgrad.gradients._sheet import Block
 from classgrad.gradients._step import Step
 from classgrad.gradients._terms import Dense, Memory, Term
+from classgrad.gradients._weighing import Written
 from classgrad.rules import Rule
 
 
@@ -61,10 +62,9 @@ class Ending:
         area: Area,
     ) -> bool:
         """Record it, working in an area; say whether that could be done."""
-        # Directions are the user's from then on: small ones are written elsewhere and copied.
-        self._own = [torch.empty_like(out) if is_small(out) else None for out in outs]
-        places = [out if own is None else own for own, out in zip(self._own, outs, strict=True)]
-        tensors = _tensors(outcomes)
+        self._written = Written(outs)
+        places = self._written.places(outs)
+        tensors = tensors_behind(outcomes)
         inputs = Static.of(tensors, lambda _, like: area.fresh_like("input", like))
         if not area.complete:
             return False
@@ -124,18 +124,13 @@ class Ending:
         self._losses.copy_(losses.detach())
         if self._inputs:
             assert work is not None
-            tensors, typed = _tensors(outcomes), {spot.dtype: work.view(spot.dtype) for spot in self._inputs}
+            tensors, typed = tensors_behind(outcomes), {spot.dtype: work.view(spot.dtype) for spot in self._inputs}
             places = [typed[spot.dtype].as_strided(spot.shape, spot.strides, spot.start) for spot in self._inputs]
             torch._foreach_copy_(places, [base(tensors[spot.number]) for spot in self._inputs])
         self._replay()
         pieces = torch.split(self._record.clone(), self._sizes)
         values = {name: piece.view(dtype) for (name, dtype), piece in zip(self._fields, pieces, strict=True)}
-        found = [out if own is None else own.clone() for own, out in zip(self._own, outs, strict=True)]
-        return Step(**values), list(zip(self._members, found, strict=True))
-
-
-def _tensors(outcomes: Sequence[Outcome]) -> list[Tensor]:
-    return [values for outcome in outcomes for values in outcome.tensors]
+        return Step(**values), list(zip(self._members, self._written.found(outs), strict=True))
 
 
 def total(squares: Sequence[Tensor]) -> Tensor:

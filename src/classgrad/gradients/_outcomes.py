@@ -7,7 +7,7 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import count
-from typing import NamedTuple
+from typing import NamedTuple, TypeGuard
 
 from torch import Tensor, nn
 
@@ -82,6 +82,11 @@ class Hit(NamedTuple):
     """What class gradients that were not made follow from; nothing if all were."""
     blocks: Blocks
 
+    @property
+    def unmade(self) -> Sequence[nn.Parameter]:
+        """The parameters whose class gradients were not made."""
+        return self.recording.not_made
+
     def key(self, place: Locate) -> Hashable:
         """Return what tells it from others at the end of a step."""
         return self.recording.number
@@ -108,9 +113,14 @@ class Hit(NamedTuple):
                 yield p, Dense(block.view(form.column, p.shape), memory, block, form.column)
         yield from self._others(layout, memory, tensors)
 
-    def not_made(self, layout: ClassLayout, memory: Memory) -> Found:
-        """Yield the class gradients that were not made."""
-        return self._others(layout, memory, self.tensors)
+    def not_made(self, layout: ClassLayout, memory: Memory, tensors: Sequence[Tensor]) -> Found:
+        """Yield the class gradients that were not made, as they follow from ``tensors``."""
+        return self._others(layout, memory, tensors)
+
+    @property
+    def left(self) -> Hit:
+        """What is left of it when class gradients that were made are weighed."""
+        return self._replace(blocks=(None, None))
 
     def _others(self, layout: ClassLayout, memory: Memory, tensors: Sequence[Tensor]) -> Found:
         if not tensors:
@@ -138,6 +148,11 @@ class Launched(NamedTuple):
         """What the class gradients follow from that are not on the sheet."""
         return [values for term in self.made.values() for values in _read(term)]
 
+    @property
+    def unmade(self) -> Sequence[nn.Parameter]:
+        """The parameters whose class gradients were not made."""
+        return [p for p, term in self.made.items() if isinstance(term, ExamplesTerm)]
+
     def key(self, place: Locate) -> Hashable:
         """Return what tells it from others at the end of a step: what is read, and where it lies if it is large."""
         return self.options, *[(id(p), *_described(term, place)) for p, term in self.made.items()]
@@ -157,7 +172,8 @@ class Launched(NamedTuple):
         for p, term in self.made.items():
             if isinstance(term, ExamplesTerm):
                 yield p, term.moved(next(given), next(given), layout, memory)
-            elif isinstance(term, Dense) and term.block is not None:
+            elif _on_sheet(term):
+                assert term.block is not None
                 block = block_of(term.block)
                 yield p, Dense(block.view(term.column, p.shape), memory, block, term.column)
             elif isinstance(term, Dense):
@@ -165,23 +181,39 @@ class Launched(NamedTuple):
             else:
                 yield p, Sums(next(given), layout, memory)
 
-    def not_made(self, layout: ClassLayout, memory: Memory) -> Found:
-        """Yield the class gradients that were not made."""
-        return ((p, term) for p, term in self.made.items() if isinstance(term, ExamplesTerm))
+    def not_made(self, layout: ClassLayout, memory: Memory, tensors: Sequence[Tensor]) -> Found:
+        """Yield the class gradients that were not made; see :meth:`Hit.not_made`."""
+        found = self.left.terms(layout, memory, tensors, lambda block: block)
+        return ((p, term) for p, term in found if isinstance(term, ExamplesTerm))
+
+    @property
+    def left(self) -> Launched:
+        """What is left of it when those on the sheet are weighed."""
+        return self._replace(made={p: term for p, term in self.made.items() if not _on_sheet(term)})
 
 
 Outcome = Hit | Launched
+
+
+def tensors_behind(outcomes: Sequence[Outcome]) -> list[Tensor]:
+    """Return what the outcomes' class gradients follow from, one outcome's after the other's."""
+    return [values for outcome in outcomes for values in outcome.tensors]
+
+
+def _on_sheet(term: Term) -> TypeGuard[Dense]:
+    return isinstance(term, Dense) and term.block is not None
 
 
 def _read(term: Term) -> tuple[Tensor, ...]:
     if isinstance(term, ExamplesTerm):
         return term.a, term.b
     assert isinstance(term, (Dense, Sums))
-    return () if isinstance(term, Dense) and term.block is not None else (term.held,)
+    return () if _on_sheet(term) else (term.held,)
 
 
 def _described(term: Term, place: Locate) -> tuple[Hashable, ...]:
-    if isinstance(term, Dense) and term.block is not None:
+    if _on_sheet(term):
+        assert term.block is not None
         return place(term.block.rows), term.column
     return type(term), *[where(values, place) for values in _read(term)]
 

@@ -54,6 +54,7 @@ class Piece:
     columns: int = 0
     """Of the block that it opens, if it does."""
     _rows: Tensor | None = None
+    _own: dict[nn.Parameter, Tensor] = field(default_factory=dict)
 
     def fresh(self, classes: int, like: Tensor) -> Tensor | None:
         """Return the matrix of the block that it is about to open; a small one stays from step to step."""
@@ -63,6 +64,17 @@ class Piece:
         if is_small(rows):
             self._rows = rows
         return rows
+
+    def own(self, made: Terms) -> Mapping[nn.Parameter, Tensor]:
+        """Return where recordings write class gradients that are not on the sheet.
+
+        It is the same for all of them, since a step replays one, and taken at once: whatever is taken later on between
+        tensors of the steps has these lie elsewhere, so that they are recorded again.
+        """
+        for p, term in made.items():
+            if _is_apart(term) and not _alike(self._own.get(p), term.held):
+                self._own[p] = torch.empty_like(term.held)
+        return self._own
 
 
 class Replaying(Taker):
@@ -130,12 +142,14 @@ class Replaying(Taker):
         with self.memory.worked_in(area):
             passed, made = self._make(each, b, through, options, out=out)
         self.sheet.next = None
+        own = {} if made is None else piece.own(made)
         opened = self.sheet.open(b)
         if opened is not block and opened is not None:
             piece.columns = opened.rows.shape[1]
         if made is not None and area.complete and piece.shelf.due(places) and self._recorder.ready(b):
             after = After(self.sheet.state, 0 if opened is None else opened.used, left - self.memory.left)
-            recording = self._record(tensors, each, through, out, made, block, used, after, Area(piece.needs, work))
+            area = Area(piece.needs, work)
+            recording = self._record(tensors, each, through, out, made, own, block, used, after, area)
             if recording is None:
                 piece.apart = True
             else:
@@ -214,6 +228,7 @@ class Replaying(Taker):
         through: bool,
         out: Tensor | None,
         made: Terms,
+        own: Mapping[nn.Parameter, Tensor],
         block: Block | None,
         used: int,
         after: After,
@@ -227,7 +242,6 @@ class Replaying(Taker):
         passed = self._recorder.stage(len(tensors), each.call.input) if through and out is None else None
         layout, memory = self._static.renewed(), copy.copy(self.memory)
         memory.scratch = area
-        own = {p: torch.empty_like(term.held) for p, term in made.items() if _is_apart(term)}
 
         def work() -> list[Form]:
             if through and each.rule.through is not None:
@@ -239,6 +253,10 @@ class Replaying(Taker):
 
         recorded = self._recorder.record(work)
         return None if recorded is None else Recording(*recorded, inputs, passed, after)
+
+
+def _alike(own: Tensor | None, held: Tensor) -> bool:
+    return own is not None and own.shape == held.shape and own.dtype == held.dtype
 
 
 def _is_apart(term: Term) -> TypeGuard[Dense | Sums]:

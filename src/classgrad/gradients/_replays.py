@@ -7,7 +7,7 @@ user's code; they are recorded in pieces as CUDA graphs, which the host launches
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Container, Hashable, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -25,6 +25,7 @@ from classgrad.gradients._replayed_calls import Piece, Replaying
 from classgrad.gradients._scratch import Area, Needs, is_small
 from classgrad.gradients._step import Step
 from classgrad.gradients._terms import Dense, Memory, Term, promote
+from classgrad.gradients._weighing import Weighing
 from classgrad.rules import Normalize, Prefer, Rule, Sum
 
 _MAKE_UPS = 8
@@ -95,14 +96,14 @@ class Replays:
             self._recorder.tally.launched += 1
             made = _launched(outcomes, given, losses, layout, memory, rule, known)
         step, found = made
-        outside += _not_made(outcomes, layout, memory)
+        outside += _not_made(outcomes, layout, memory, {id(p) for members, _ in found for p, _ in members})
         outcomes.clear()
         return step, handed_out(found + weigh_packs(outside, [step.weights] * len(outside), finite=False))
 
     def _replayed(
         self,
         known: _Ends,
-        outcomes: Sequence[Outcome],
+        outcomes: list[Outcome],
         given: Sequence[Tensor],
         losses: Tensor,
         memory: Memory,
@@ -113,8 +114,7 @@ class Replays:
             return None
         outs = [losses.new_empty(shape, dtype=dtype) for shape, dtype in known.directions]
         work = known.needs.memory(losses)
-        places = tuple([None if is_small(out) else self._recorder.place(out) for out in outs])
-        places = (*places, None if work is None else self._recorder.place(work))
+        places = self._places(outs, work)
         ending = known.shelf.get(places)
         if ending is None:
             if not known.shelf.open:
@@ -125,7 +125,32 @@ class Replays:
                     known.shelf.close()
                 return None
             known.shelf.put(places, ending)
-        return ending.replay(given, losses, outcomes, outs, work)
+        step, found = ending.replay(given, losses, outcomes, outs, work)
+        outcomes[:] = [outcome.left for outcome in outcomes]
+        return step, found + self._weighed(known, outcomes, step.weights, memory, work)
+
+    def _weighed(
+        self, known: _Ends, outcomes: Sequence[Outcome], weights: Tensor, memory: Memory, work: Tensor | None
+    ) -> Found:
+        """Replay the weighted sums of class gradients that were not made, as far as they are fit for it."""
+        outs = [weights.new_empty(p.shape, dtype=dtype) for p, dtype in known.weighed]
+        places = self._places(outs, work)
+        weighing = known.weighings.get(places)
+        if weighing is None:
+            if not outs or not known.weighings.open:
+                return []
+            weighing, area = Weighing(known.layout, outs), Area(known.needs, work)
+            if not weighing.record(self._recorder, outcomes, memory, outs, area):
+                known.weighings.close()
+                return []
+            known.weighings.put(places, weighing)
+        found = weighing.replay(weights, outs)
+        return [([(p, 0)], direction) for (p, _), direction in zip(known.weighed, found, strict=True)]
+
+    def _places(self, outs: Sequence[Tensor], work: Tensor | None) -> Hashable:
+        """Return where directions lie that recordings write to, which small ones are not, and where these work."""
+        place = self._recorder.place
+        return None if work is None else place(work), *[None if is_small(out) else place(out) for out in outs]
 
     def _make_up(self, layout: ClassLayout, memory: Memory) -> _MakeUp | None:
         """Return the recordings of batches like this one, None if such a batch is new."""
@@ -147,8 +172,17 @@ class _Ends:
     layout: ClassLayout
     directions: Sequence[tuple[torch.Size, torch.dtype]] | None = None
     """Of each pack of class gradients that were made, once known."""
+    weighed: Sequence[tuple[nn.Parameter, torch.dtype]] = ()
+    """Of class gradients that were not made, those whose sum can be recorded, in the order of the outcomes."""
     needs: Needs = field(default_factory=Needs)
     shelf: Shelf[Ending] = field(default_factory=Shelf)
+    weighings: Shelf[Weighing] = field(default_factory=Shelf)
+
+    def learn(self, outcomes: Sequence[Outcome], memory: Memory) -> None:
+        """Find out which class gradients can be weighed by a recording, unless they are many."""
+        terms = [pair for outcome in outcomes for pair in outcome.not_made(self.layout, memory, outcome.tensors)]
+        fit = [(p, term.dtype) for p, term in terms if term.at_once]
+        self.weighed = fit if sum([p.numel() * dtype.itemsize for p, dtype in fit]) <= _DIRECTIONS else ()
 
 
 class _MakeUp:
@@ -188,6 +222,8 @@ def _launched(
     known: _Ends | None,
 ) -> tuple[Step, Found]:
     """Launch the end of a step one by one; the outcomes are let go as the direction comes."""
+    if known is not None and known.directions is None:
+        known.learn(outcomes, memory)
     terms: dict[nn.Parameter, Term] = {}
     for outcome in outcomes:
         terms.update(outcome.terms(layout, memory, outcome.tensors))
@@ -196,10 +232,10 @@ def _launched(
         packs = pack(terms)
         terms.clear()
         squares = [*[each.term.square_norms() for each in packs], *given]
-    squares = squares or [promote(losses).new_zeros(len(layout))]  # nothing is trained
-    step = judge(total(squares), rule, class_losses(losses, layout), layout)
-    made = [isinstance(each.term, Dense) for each in packs]
-    found = weigh_packs(packs, [step.weights] * len(packs), finite=False)
+        squares = squares or [promote(losses).new_zeros(len(layout))]  # nothing is trained
+        step = judge(total(squares), rule, class_losses(losses, layout), layout)
+        made = [isinstance(each.term, Dense) for each in packs]
+        found = weigh_packs(packs, [step.weights] * len(packs), finite=False)
     if known is not None and known.directions is None:
         directions = [direction for (_, direction), dense in zip(found, made, strict=True) if dense]
         if sum([direction.nbytes for direction in directions]) <= _DIRECTIONS:
@@ -207,9 +243,15 @@ def _launched(
     return step, found
 
 
-def _not_made(outcomes: Sequence[Outcome], layout: ClassLayout, memory: Memory) -> list[Pack]:
-    """Return the class gradients that follow from examples."""
-    return [Pack(term, [(p, 0)]) for outcome in outcomes for p, term in outcome.not_made(layout, memory)]
+def _not_made(outcomes: Sequence[Outcome], layout: ClassLayout, memory: Memory, done: Container[int]) -> list[Pack]:
+    """Return the class gradients that follow from examples, without those of the parameters whose ids are ``done``."""
+    return [
+        Pack(term, [(p, 0)])
+        for outcome in outcomes
+        if not all(id(p) in done for p in outcome.unmade)
+        for p, term in outcome.not_made(layout, memory, outcome.tensors)
+        if id(p) not in done
+    ]
 
 
 def _is_pure(rule: Rule) -> bool:

@@ -89,6 +89,11 @@ class Term(ABC):
         multiplied, since 0 × inf is NaN.
         """
 
+    @property
+    def at_once(self) -> bool:
+        """Whether :meth:`weigh_into` is fit to be recorded: a launch or two, in memory of the step."""
+        return False
+
     def weigh_into(self, weights: Tensor, out: Tensor) -> None:
         """Write Σ_l w_l g_l, without class gradients of weight zero, which need not be finite."""
         out.copy_(self.weighted(weights, finite=False))
@@ -201,6 +206,11 @@ class Dense(Term):
         """Return the weighted sum."""
         assert self._kept is not None
         return weigh(weights, self._kept, finite)
+
+    @property
+    def at_once(self) -> bool:
+        """It is there to be read."""
+        return True
 
     def weigh_into(self, weights: Tensor, out: Tensor) -> None:
         """Write the weighted sum, at once where a kernel makes it."""

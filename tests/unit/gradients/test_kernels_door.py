@@ -18,7 +18,7 @@ def test_importing_leaves_triton_alone():
 
 
 def test_what_is_behind():
-    assert set(kernels.__all__) == {*kernels._HOMES, "WIDEST", "available", "lies_by_examples"}
+    assert set(kernels.__all__) == {*kernels._HOMES, "WIDEST", "Weighed", "available", "lies_by_examples"}
     with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
         kernels.nothing  # noqa: B018
 

@@ -45,12 +45,14 @@ def network():
 @pytest.mark.parametrize("sizes", [[3] * 9, [6, 1, 1, 2, 4, 1, 3, 5, 2], [9, 16]])
 @pytest.mark.parametrize("shuffled", [False, True])
 @pytest.mark.parametrize("format", [torch.contiguous_format, torch.channels_last])
-@pytest.mark.parametrize(("rows", "ghost"), [(0, True), (10**9, False), (10**9, True)])
-def test_directions_and_norms(sizes, shuffled, rows, ghost, format, monkeypatch):
+@pytest.mark.parametrize(
+    ("rows", "ghost", "weighs"), [(0, True, False), (10**9, False, False), (10**9, True, False), (10**9, True, True)]
+)
+def test_directions_and_norms(sizes, shuffled, rows, ghost, weighs, format, monkeypatch):
     """``rows`` decides whether convolutions go by their kernel, ``ghost`` whether class gradients are made at all.
 
     And whether the kernel for layer normalization makes the input's gradient too. What is to be recorded is added up by
-    class at once.
+    class at once. ``weighs`` decides whether a kernel makes the weighted sum of class gradients that were not made.
     """
     monkeypatch.setattr(kernels, "available", lambda tensor: tensor.dtype == torch.float32)
     monkeypatch.setattr("classgrad.gradients._layout.memo_of", lambda sizes: Memo())  # what others found is forgotten
@@ -60,6 +62,7 @@ def test_directions_and_norms(sizes, shuffled, rows, ghost, format, monkeypatch)
     monkeypatch.setattr("classgrad.gradients._taps._FEW", 0 if ghost else 10**9)
     for layer in ("_linear", "_conv"):
         monkeypatch.setattr(f"classgrad.gradients.layers.{layer}.ghost_is_cheaper", lambda *_, **__: ghost)
+        monkeypatch.setattr(f"classgrad.gradients.layers.{layer}.kernel_weighs", lambda *_: weighs)
     monkeypatch.setattr("classgrad.gradients.layers._conv.rows_are_cheaper", lambda *_: True)
     made_by_kernel, products = [], kernels.conv_products
     monkeypatch.setattr(
@@ -77,7 +80,7 @@ def test_directions_and_norms(sizes, shuffled, rows, ghost, format, monkeypatch)
         return made, {name: p.grad for name, p in model.named_parameters()}
 
     found, direction = step()
-    assert len(made_by_kernel) == (0 if rows else 2)
+    assert len(made_by_kernel) == (2 if weighs or not rows else 0)
     assert all(a.is_contiguous(memory_format=format) for a in made_by_kernel) or shuffled
     expected, reference = step(engine="joint")
     torch.testing.assert_close(found.norms, expected.norms, rtol=3e-3, atol=0)

@@ -194,3 +194,52 @@ def test_norms_of_classes_of_many_tiles_where_one_is_not_finite():
     pairs = zip(a.double().split(sizes), b.double().split(sizes), strict=True)
     expected = torch.stack([(left[:, 0].T @ right[:, 0]).square().sum() for left, right in pairs])
     close(found[found.isfinite()], expected[found.isfinite()])
+
+
+WEIGHTS = torch.tensor([0.5, 0.0, -2.0, 3.0], device=DEVICE)
+
+
+def weighed_classes(examples):
+    """Return weights with the owner of each example; the class of weight 0 has some."""
+    owners = torch.arange(examples, device=DEVICE).flip(0) % len(WEIGHTS)
+    return (WEIGHTS, owners), WEIGHTS.double()[owners]
+
+
+@pytest.mark.parametrize("programs", [1, 10_000])
+@pytest.mark.parametrize("blocks", [None, ONE_TAP, ALL_TAPS], ids=["chosen", "one tap", "all taps"])
+@pytest.mark.parametrize("format", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("name", ["3x3", "1x1", "stride"])
+def test_convolutions_of_weighed_examples(name, format, blocks, programs, monkeypatch):
+    monkeypatch.setattr(products, "_PROGRAMS", programs)
+    a, b, singles, settings = convolution([1] * 9, CONVOLUTIONS[name], format)
+    weighed, factors = weighed_classes(len(a))
+    wanted = factors @ singles
+    a[factors == 0], b[factors == 0] = torch.nan, torch.inf
+    whole = kernels.one_segment(len(a), a.device)
+    out = torch.full((1, singles.shape[1]), torch.nan, device=DEVICE)
+    kernels.conv_products(a, b, whole, **settings, precision="ieee", blocks=blocks, weighed=weighed, out=out)
+    close(out[0], wanted)
+
+
+@pytest.mark.parametrize("programs", [1, 10_000])
+@pytest.mark.parametrize("positions", [1, 5])
+def test_linear_layers_of_weighed_examples(positions, programs, monkeypatch):
+    monkeypatch.setattr(products, "_PROGRAMS", programs)
+    a, b = drawn(11, positions, 7), drawn(11, positions, 18) - 1
+    weighed, factors = weighed_classes(len(a))
+    wanted = torch.einsum("n,nto,ntd->od", factors, b.double(), a.double()).flatten()
+    a[factors == 0], b[factors == 0] = torch.inf, torch.nan
+    whole = kernels.one_segment(len(a), a.device)
+    close(kernels.linear_products(a, b, whole, precision="ieee", weighed=weighed)[0], wanted)
+
+
+def test_weighed_examples_may_be_gathered_by_class_too():
+    sizes = [3, 0, 4]
+    a, b = drawn(7, 2, 5), drawn(7, 2, 6)
+    order = torch.randperm(7, generator=torch.Generator().manual_seed(0)).to(DEVICE)
+    weighed, factors = weighed_classes(7)
+    each = torch.einsum("n,nto,ntd->nod", factors, b.double(), a.double())[order]
+    found = kernels.linear_products(
+        a, b, kernels.Segments(sizes, DEVICE), precision="ieee", order=order, weighed=weighed
+    )
+    close(found, by_class(each, sizes).flatten(1))

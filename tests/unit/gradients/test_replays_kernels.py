@@ -14,6 +14,7 @@ from ._kernels import DEVICE
 from classgrad.gradients import kernels  # isort: skip
 from classgrad.gradients._memo import Memo  # isort: skip
 from classgrad.gradients._scratch import Needs  # isort: skip
+from classgrad.gradients._weighing import Weighing  # isort: skip
 from ._acted_graphs import Acted, log_launches  # isort: skip
 from .test_kernels_engine import network  # isort: skip
 from .test_replays import MODELS, check, moves  # isort: skip
@@ -25,10 +26,10 @@ def images(step):
     return torch.randn(6, 3, 8, 8, generator=torch.Generator().manual_seed(step))
 
 
-@pytest.fixture(params=["kernels", "rows", "ghosts"])
+@pytest.fixture(params=["kernels", "rows", "ghosts", "ghosts, weighed by kernels"])
 def way(request, monkeypatch):
     """How class gradients of convolutions are made, and whether layer normalization makes its input's gradient too."""
-    ghosts = request.param == "ghosts"
+    ghosts = "ghosts" in request.param
     monkeypatch.setattr(kernels, "available", lambda tensor: tensor.dtype == torch.float32)
     monkeypatch.setattr("classgrad.gradients._layout.memo_of", lambda sizes: Memo())  # what others found is forgotten
     monkeypatch.setattr("classgrad.gradients._cost._KERNEL_ROWS", 0 if request.param == "kernels" else 10**9)
@@ -36,6 +37,7 @@ def way(request, monkeypatch):
     monkeypatch.setattr("classgrad.gradients._taps._FEW", 0 if ghosts else 10**9)
     for layer in ("_linear", "_conv"):
         monkeypatch.setattr(f"classgrad.gradients.layers.{layer}.ghost_is_cheaper", lambda *_, **__: ghosts)
+        monkeypatch.setattr(f"classgrad.gradients.layers.{layer}.kernel_weighs", lambda *_: "weighed" in request.param)
     monkeypatch.setattr("classgrad.gradients.layers._conv.rows_are_cheaper", lambda *_: True)
     log_launches(monkeypatch)
     return request.param
@@ -78,3 +80,62 @@ def test_recordings_work_in_memory_whose_place_is_looked_at(monkeypatch):
         check("all kernels", labels=lambda step: labels, count=5, dtype=torch.float32)
     assert worked_in
     assert {values.data_ptr() for values in worked_in} <= set(looked_at)
+
+
+@pytest.fixture
+def weighings(monkeypatch):
+    """The weighings that were recorded and those that were replayed."""
+    seen = {"record": [], "replay": []}
+    for name, found in seen.items():
+        original = getattr(Weighing, name)
+
+        def watched(weighing, *given, original=original, found=found):
+            made = original(weighing, *given)
+            found.append(made)
+            return made
+
+        monkeypatch.setattr(Weighing, name, watched)
+    return seen
+
+
+@pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")  # numpy's, which acts for Triton here
+@pytest.mark.parametrize("way", ["ghosts", "ghosts, weighed by kernels"], indirect=True)
+def test_sums_that_kernels_make_of_examples_are_replayed(way, weighings):
+    """Those of both convolutions and both linear layers, without what a class that is not finite leaves behind."""
+
+    def spoiled(step):
+        x = images(step)
+        if step in (6, 8):
+            x[labels.roll(step) == 1] = torch.inf
+        return x
+
+    labels = torch.tensor([0, 1, 2, 0, 1, 2])
+    with mock.patch.dict(MODELS, {"spoiled": (network, spoiled)}):
+        check("spoiled", labels=lambda step: labels.roll(step), count=12, dtype=torch.float32)
+    if "weighed" not in way:
+        assert not weighings["record"]
+        return
+    assert weighings["record"] == [True]
+    assert [len(directions) for directions in weighings["replay"]] == [4] * len(weighings["replay"])
+    assert len(weighings["replay"]) > 5
+
+
+@pytest.mark.parametrize("way", ["ghosts, weighed by kernels"], indirect=True)
+@pytest.mark.usefixtures("way")
+def test_large_sums_are_launched_one_by_one(weighings, monkeypatch):
+    monkeypatch.setattr("classgrad.gradients._replays._DIRECTIONS", 4 * 8 * 3 * 9)
+    labels = torch.tensor([0, 1, 2, 0, 1, 2])
+    with mock.patch.dict(MODELS, {"all kernels": (network, images)}):
+        check("all kernels", labels=lambda step: labels, count=6, dtype=torch.float32)
+    assert not weighings["record"]
+
+
+@pytest.mark.parametrize("way", ["ghosts, weighed by kernels"], indirect=True)
+@pytest.mark.usefixtures("way")
+def test_sums_whose_recording_fails_are_launched_one_by_one(weighings, monkeypatch):
+    monkeypatch.setattr(Weighing, "record", lambda *_: False)
+    labels = torch.tensor([0, 1, 2, 0, 1, 2])
+    with mock.patch.dict(MODELS, {"all kernels": (network, images)}):
+        recorder = check("all kernels", labels=lambda step: labels.roll(step), count=8, dtype=torch.float32)
+    assert recorder.replayed > recorder.made > 0
+    assert not weighings["replay"]

@@ -25,7 +25,10 @@ if TYPE_CHECKING:
     from classgrad.gradients.kernels._group_norm import group_norm_backward, group_norm_sums
     from classgrad.gradients.kernels._layer_norm import layer_norm_backward, rms_norm_backward
     from classgrad.gradients.kernels._layer_products import conv_products, linear_products
-    from classgrad.gradients.kernels._segments import Segments
+    from classgrad.gradients.kernels._segments import Segments, one_segment
+
+Weighed = tuple[Tensor, Tensor]
+"""Weights without gaps in memory, and for each example the position of its own among them (int64)."""
 
 _HOMES = {
     "Segments": "_segments",
@@ -37,6 +40,7 @@ _HOMES = {
     "group_norm_sums": "_group_norm",
     "layer_norm_backward": "_layer_norm",
     "linear_products": "_layer_products",
+    "one_segment": "_segments",
     "rms_norm_backward": "_layer_norm",
     "row_square_norms": "_combination",
     "weigh_examples": "_combination",
@@ -46,6 +50,7 @@ _HOMES = {
 __all__ = [
     "WIDEST",
     "Segments",
+    "Weighed",
     "available",
     "class_channel_sums",
     "class_row_sums",
@@ -56,6 +61,7 @@ __all__ = [
     "layer_norm_backward",
     "lies_by_examples",
     "linear_products",
+    "one_segment",
     "rms_norm_backward",
     "row_square_norms",
     "weigh_examples",

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from torch import Tensor
 from torch.nn import functional as F
 
-from classgrad.gradients.kernels import lies_by_examples
+from classgrad.gradients.kernels import Weighed, lies_by_examples
 from classgrad.gradients.kernels._launch import Place, cdiv, fresh, next_power_of_2
 from classgrad.gradients.kernels._products import Blocks, Product, Settled
 from classgrad.gradients.kernels._segments import Segments
@@ -30,6 +30,7 @@ def conv_products(
     norms: bool = False,
     out: Tensor | None = None,
     order: Tensor | None = None,
+    weighed: Weighed | None = None,
     taps_first: bool = False,
     blocks: Blocks | None = None,
     place: Place = fresh,
@@ -37,7 +38,8 @@ def conv_products(
     """Return the classes' weight gradients of a two-dimensional convolution without groups, (L, O · C · kernel).
 
     ``a`` (N, C, H, W) and ``b`` (N, O, ...) are each contiguous or channels-last and grouped by class, or ``order``
-    (N, int64) is what would bring them into class order: then they are gathered as they are read. With ``norms``
+    (N, int64) is what would bring them into class order: then they are gathered as they are read. ``weighed`` examples
+    count as often as they weigh, those of weight 0 not at all, whatever they hold. With ``norms``
     return only the squared norms (L). ``out`` (L, ...) may be given to be written to; its rows may be further apart.
     ``precision`` is "tf32" or "ieee". Gradients come as (O, C, kernel), or with ``taps_first`` as (kernel, O, C), which
     is written faster, has the same norms and may be combined as well, to be transposed when only one is left. What is
@@ -46,12 +48,13 @@ def conv_products(
     b = b if lies_by_examples(b) else b.contiguous()
     if blocks is not None and blocks.pad and any(padding):
         a, padding = F.pad(a, (padding[1], padding[1], padding[0], padding[0])), (0, 0)
-    options = (tuple(kernel), tuple(stride), tuple(padding), tuple(dilation), precision, norms, order is not None)
+    options = (tuple(kernel), tuple(stride), tuple(padding), tuple(dilation), precision, norms)
+    gathered = (order is not None, weighed is not None)
     out_stride = None if out is None else out.stride(0)
     settled = segments.settled(
-        _settle_conv, a.shape, a.stride(), b.shape, b.stride(), out_stride, *options, taps_first, blocks
+        _settle_conv, a.shape, a.stride(), b.shape, b.stride(), out_stride, *options, *gathered, taps_first, blocks
     )
-    return settled.run(a, b, segments, out, order, place)
+    return settled.run(a, b, segments, out, order, weighed, place)
 
 
 def _settle_conv(
@@ -68,6 +71,7 @@ def _settle_conv(
     precision: str,
     norms: bool,
     ordered: bool,
+    weighed: bool,
     taps_first: bool,
     blocks: Blocks | None,
 ) -> Settled:
@@ -89,7 +93,8 @@ def _settle_conv(
         wide=max(math.prod(a), math.prod(b)) >= 2**31,
     )
     blocks = blocks or conv_blocks(a, b, segments, kernel)
-    return product.settle(segments, blocks, precision, norms, out_stride, ordered, taps_first or product.area == 1)
+    first = taps_first or product.area == 1
+    return product.settle(segments, blocks, precision, norms, out_stride, ordered, weighed, first)
 
 
 def linear_products(
@@ -101,18 +106,19 @@ def linear_products(
     norms: bool = False,
     out: Tensor | None = None,
     order: Tensor | None = None,
+    weighed: Weighed | None = None,
     blocks: Blocks | None = None,
     place: Place = fresh,
 ) -> Tensor:
     """Return the classes' sums of outer products of the rows of ``b`` (N, T, O) and ``a`` (N, T, D): (L, O · D).
 
-    ``norms``, ``out``, ``order``, ``precision`` and ``place`` as for `conv_products`.
+    ``norms``, ``out``, ``order``, ``weighed``, ``precision`` and ``place`` as for `conv_products`.
     """
     a, b = a.contiguous(), b.contiguous()
     out_stride = None if out is None else out.stride(0)
-    options = (precision, norms, order is not None, blocks)
+    options = (precision, norms, order is not None, weighed is not None, blocks)
     settled = segments.settled(_settle_linear, a.shape, b.shape, out_stride, *options)
-    return settled.run(a, b, segments, out, order, place)
+    return settled.run(a, b, segments, out, order, weighed, place)
 
 
 def _settle_linear(
@@ -123,16 +129,18 @@ def _settle_linear(
     precision: str,
     norms: bool,
     ordered: bool,
+    weighed: bool,
     blocks: Blocks | None,
 ) -> Settled:
-    # where examples are gathered the rows of each are its positions, else all rows lie one after the other
-    positions = a[1] if ordered else 1
+    # where examples are looked at one by one the rows of each are its positions, else all rows lie one after the other
+    apart = ordered or weighed
+    positions = a[1] if apart else 1
     product = Product(
         outer=b[2],
         channels=a[2],
         size=(1, positions),
-        a_strides=(positions * a[2], 1, 0, a[2] if ordered else 0),
-        b_strides=(positions * b[2], 1, b[2] if ordered else 0),
+        a_strides=(positions * a[2], 1, 0, a[2] if apart else 0),
+        b_strides=(positions * b[2], 1, b[2] if apart else 0),
         kernel=(1, 1),
         stride=(1, 1),
         padding=(0, 0),
@@ -142,7 +150,8 @@ def _settle_linear(
         line=positions,
         wide=max(math.prod(a), math.prod(b)) >= 2**31,
     )
-    return product.settle(segments, blocks or linear_blocks(a, b, segments), precision, norms, out_stride, ordered)
+    blocks = blocks or linear_blocks(a, b, segments)
+    return product.settle(segments, blocks, precision, norms, out_stride, ordered, weighed)
 
 
 def conv_blocks(a: Sequence[int], b: Sequence[int], segments: Segments, kernel: Sequence[int]) -> Blocks:

@@ -17,6 +17,7 @@ from typing import NamedTuple
 import triton.language as tl
 from torch import Tensor
 
+from classgrad.gradients.kernels import Weighed
 from classgrad.gradients.kernels._combination import sum_parts
 from classgrad.gradients.kernels._launch import Launch, Place, cdiv, launched
 from classgrad.gradients.kernels._segments import (
@@ -39,6 +40,8 @@ def _products(
     b,
     out,
     order,
+    weights,
+    owners,
     outer,
     channels,
     height,
@@ -72,6 +75,7 @@ def _products(
     FIRST: tl.constexpr,
     PADDED: tl.constexpr,
     ORDERED: tl.constexpr,
+    WEIGHED: tl.constexpr,
     NORMS: tl.constexpr,
     WIDE: tl.constexpr,
     PRECISION: tl.constexpr,
@@ -82,7 +86,8 @@ def _products(
     """Columns are channels at one tap that the program is given (TAPS), or all pairs of channel and tap.
 
     The gradient is written as (tap, outer, channel) if FIRST, else as torch has it, (outer, channel, tap). If ORDERED
-    the examples are not grouped by class and ``order`` says where those of the classes are.
+    the examples are not grouped by class and ``order`` says where those of the classes are. If WEIGHED each counts as
+    often as the weight of its owner says, and is not read at all if that is 0: it may hold inf or NaN.
     """
     area = kernel_h * kernel_w
     columns = channels if TAPS else channels * area
@@ -119,6 +124,9 @@ def _products(
         x = p % LINE * stride_w
         if ORDERED:
             example = tl.load(order + example, mask=here, other=0).to(tl.int32)
+        if WEIGHED:
+            weight = tl.load(weights + tl.load(owners + example, mask=here, other=0), mask=here, other=0.0)
+            here = weight != 0
         if WIDE:
             example = example.to(tl.int64)
         there = here[:, None] & n_inside[None, :]
@@ -134,6 +142,8 @@ def _products(
             mask=m_inside[:, None] & here[None, :],
             other=0.0,
         )
+        if WEIGHED:
+            left *= weight[None, :]
         window = tl.load(a + (a_columns[None, :] + (example * a_n + y * a_h + x * a_w)[:, None]), mask=there, other=0.0)
         total = tl.dot(left, window, total, input_precision=PRECISION)
     if NORMS:
@@ -171,12 +181,19 @@ class Settled(NamedTuple):
     area: int
 
     def run(
-        self, a: Tensor, b: Tensor, segments: Segments, out: Tensor | None, order: Tensor | None, place: Place
+        self,
+        a: Tensor,
+        b: Tensor,
+        segments: Segments,
+        out: Tensor | None,
+        order: Tensor | None,
+        weighed: Weighed | None,
+        place: Place,
     ) -> Tensor:
         """Make the product, in ``out`` if it is given."""
         target = out if self.target is None else place("parts", self.target, b)
         assert target is not None
-        self.launch(a, b, target, order, segments.offsets)
+        self.launch(a, b, target, order, *(weighed or (None, None)), segments.offsets)
         if self.norms:
             return sum_parts(target if self.chunks.whole else square_slots(target, segments, self.chunks))
         return target if self.chunks.whole else sum_slots(target, segments, self.chunks, out, area=self.area)
@@ -212,6 +229,7 @@ class Product:
         norms: bool,
         out_stride: int | None,
         ordered: bool = False,
+        weighed: bool = False,
         taps_first: bool = True,
     ) -> Settled:
         columns = self.channels if blocks.taps else self.channels * self.area
@@ -240,7 +258,7 @@ class Product:
         )
         launch = _products.settle(
             (tiles * chunks.slots,),
-            **dict(zip(_products.names[4:], numbers, strict=False)),
+            **dict(zip(_products.names[6:], numbers, strict=False)),
             **location(segments, chunks),
             POSITIONS=self.positions,
             LINE=self.line,
@@ -248,6 +266,7 @@ class Product:
             FIRST=first,
             PADDED=any(self.padding),
             ORDERED=ordered,
+            WEIGHED=weighed,
             NORMS=norms and direct,
             WIDE=self.wide,
             PRECISION=precision,

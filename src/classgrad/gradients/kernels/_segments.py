@@ -11,7 +11,7 @@ is simply l · chunks + c. Sums over a class are made chunk by chunk, then over 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import accumulate
 from typing import NamedTuple, TypeVar
 
@@ -21,7 +21,7 @@ import triton.language as tl
 from torch import Tensor
 
 from classgrad.gradients._memo import Memo
-from classgrad.gradients.kernels._launch import Launch, cdiv, launched, next_power_of_2
+from classgrad.gradients.kernels._launch import KEPT, Launch, cdiv, launched, next_power_of_2
 
 T = TypeVar("T")
 
@@ -76,6 +76,12 @@ class Segments:
         if min(self.sizes) == self.largest:
             return Chunks(rows_per_example, size, len(self) * most, most)
         return Chunks(rows_per_example, size, self.examples * rows_per_example // size + len(self), 0)
+
+
+@lru_cache(KEPT)
+def one_segment(examples: int, device: torch.device) -> Segments:
+    """Return a whole batch as one segment, the same whenever it is asked for: a recording cannot make it."""
+    return Segments([examples], device)
 
 
 @triton.jit

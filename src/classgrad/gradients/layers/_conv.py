@@ -12,13 +12,20 @@ from torch.nn import functional as F
 from torch.nn.modules.conv import _ConvNd
 
 from classgrad.gradients import kernels
-from classgrad.gradients._cost import ghost_is_cheaper, has_many_rows, kernel_is_cheaper, kind_of, rows_are_cheaper
+from classgrad.gradients._cost import (
+    ghost_is_cheaper,
+    has_many_rows,
+    kernel_is_cheaper,
+    kernel_weighs,
+    kind_of,
+    rows_are_cheaper,
+)
 from classgrad.gradients._layout import ClassLayout
 from classgrad.gradients._registry import LayerRule, add_rule
 from classgrad.gradients._scratch import Scratch
 from classgrad.gradients._taps import Call
-from classgrad.gradients._terms import Dense, Memory, Sums, Term, weigh
-from classgrad.gradients.layers._linear import ExamplesTerm, in_units, weighted_examples
+from classgrad.gradients._terms import Dense, Memory, Sums, Term
+from classgrad.gradients.layers._linear import ExamplesTerm
 
 
 def padded(x: Tensor, padding: tuple[int, ...], scratch: Scratch) -> Tensor:
@@ -68,6 +75,7 @@ class _Way(NamedTuple):
     device: str
     by_rows: bool
     by_kernel: bool
+    weighs: bool
 
 
 def _way_of(module: _ConvNd, a: Tensor, b: Tensor, layout: ClassLayout, tf32: bool) -> _Way:
@@ -77,8 +85,9 @@ def _way_of(module: _ConvNd, a: Tensor, b: Tensor, layout: ClassLayout, tf32: bo
     plain = module.groups == 1
     # the kernel takes convolutions in two dimensions, without gaps in memory, in TF32
     suits = plain and tf32 and isinstance(module, nn.Conv2d) and kernels.available(b)
-    by_kernel = suits and all(map(kernels.lies_by_examples, (a, b))) and kernel_is_cheaper(*cost)
-    return _Way(positions, inner, cost[4], plain and rows_are_cheaper(*cost), by_kernel)
+    suits = suits and all(map(kernels.lies_by_examples, (a, b)))
+    by_rows, by_kernel = plain and rows_are_cheaper(*cost), suits and kernel_is_cheaper(*cost)
+    return _Way(positions, inner, cost[4], by_rows, by_kernel, suits and kernel_weighs(*cost))
 
 
 class ConvTerm(ExamplesTerm):
@@ -101,6 +110,7 @@ class ConvTerm(ExamplesTerm):
         self.padding = padding
         self.by_rows = way.by_rows
         self.by_kernel = way.by_kernel
+        self._weighs = way.weighs
 
     def as_rows(self, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
         """Return examples as rows, (N, positions, channels × kernel) and (N, positions, channels)."""
@@ -125,7 +135,13 @@ class ConvTerm(ExamplesTerm):
         )
         return [out - ((n - 1) * s - 2 * p + d * (k - 1) + 1) for out, n, s, p, d, k in sizes]
 
-    def _gradient(self, a: Tensor, b: Tensor) -> Tensor:
+    @property
+    def weighs(self) -> bool:
+        """Whether the kernel weighs the examples as it gathers them."""
+        return self._weighs
+
+    def gradient(self, a: Tensor, b: Tensor) -> Tensor:
+        """Return what torch makes."""
         module = self.module
         gradient: Tensor = torch.ops.aten.convolution_backward.default(
             b,
@@ -154,11 +170,7 @@ class ConvTerm(ExamplesTerm):
     def write(self, out: Tensor, start: int, stop: int) -> None:
         """Write what the kernel makes, batched products of rows, or one ordinary gradient per class."""
         if self.by_kernel and stop - start == self.classes:
-            m = self.module
-            options = (m.kernel_size, m.stride, self.padding, m.dilation)
-            segments, order = self.layout.segments, self.layout.order
-            place = self.memory.scratch.place
-            kernels.conv_products(self.a, self.b, segments, *options, out=out, order=order, place=place)
+            self.multiply(self.layout.segments, out, order=self.layout.order)
         elif self.by_rows and stop > start:
             self.write_products(out.flatten(2), start, stop)
         else:
@@ -167,16 +179,23 @@ class ConvTerm(ExamplesTerm):
     def _one_by_one(self, out: Tensor, start: int, stop: int) -> None:
         for slot, position in zip(out, range(start, stop), strict=True):
             if self.layout.sizes[position]:
-                slot.copy_(self._gradient(*self.grouped(position, position + 1)))
+                slot.copy_(self.gradient(*self.grouped(position, position + 1)))
             else:
                 slot.zero_()
 
-    def weighted(self, weights: Tensor, finite: bool) -> Tensor:
-        """Return one ordinary weight gradient with b scaled by the weights."""
-        if self._kept is not None:
-            return weigh(weights, self._kept, finite)
-        a, b, unit = weighted_examples(self.a, self.b, weights, self.layout, finite)
-        return in_units(self._gradient(a, b), unit)
+    def multiply(
+        self,
+        segments: kernels.Segments,
+        out: Tensor,
+        *,
+        order: Tensor | None = None,
+        weighed: kernels.Weighed | None = None,
+    ) -> None:
+        """Have the kernel gather the patches."""
+        m = self.module
+        options = (m.kernel_size, m.stride, self.padding, m.dilation)
+        place = self.memory.scratch.place
+        kernels.conv_products(self.a, self.b, segments, *options, out=out, order=order, weighed=weighed, place=place)
 
 
 def conv_terms(call: Call, b: Tensor, layout: ClassLayout, memory: Memory, wanted: frozenset[str]) -> dict[str, Term]:

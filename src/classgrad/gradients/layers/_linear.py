@@ -15,6 +15,7 @@ from classgrad.gradients._cost import (
     ghost_is_cheaper,
     kernel_gathers,
     kernel_makes_unequal,
+    kernel_weighs,
     kind_of,
     rates,
     tile_of,
@@ -106,8 +107,9 @@ class ExamplesTerm(Term):
     def write_products(self, out: Tensor, start: int, stop: int) -> None:
         """Write the gradients of a range of classes as products of rows, to an (L, O, D) tensor."""
         if self.unequal and stop - start == self.classes:
-            a, b = self.rows(start, stop)
-            self._multiply(a, b, out)
+            precision, place = self.memory.products, self.memory.scratch.place
+            segments = self.layout.segments
+            kernels.linear_products(*self.rows(start, stop), segments, precision=precision, out=out, place=place)
             return
         for i, j in self.parts(start, stop):
             part = out if j - i == len(out) else out[i - start : j - start]
@@ -115,11 +117,6 @@ class ExamplesTerm(Term):
                 equal_products(*self.rows(i, j), j - i, part)
             else:
                 class_products(*self.rows(i, j), self.layout.sizes[i:j], part)
-
-    def _multiply(self, a: Tensor, b: Tensor, out: Tensor, order: Tensor | None = None) -> None:
-        """Have the kernel write the gradients of all classes as products of rows."""
-        precision, place = self.memory.products, self.memory.scratch.place
-        kernels.linear_products(a, b, self.layout.segments, precision=precision, out=out, order=order, place=place)
 
     def rows(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
         """Return a range of classes in class order as rows."""
@@ -142,6 +139,50 @@ class ExamplesTerm(Term):
     def fill(self, out: Tensor) -> None:
         """Write the gradients of all classes."""
         self.write(out, 0, self.classes)
+
+    @property
+    def weighs(self) -> bool:
+        """Whether the kernel for products makes the weighted sum, of examples as they lie."""
+        return False
+
+    @property
+    def at_once(self) -> bool:
+        """Whether class gradients are not made, and the kernel makes their sum without them."""
+        return self._kept is None and self.weighs
+
+    def weighted(self, weights: Tensor, finite: bool) -> Tensor:
+        """Return one ordinary weight gradient with b scaled by the weights."""
+        if self._kept is not None:
+            return weigh(weights, self._kept, finite)
+        if self.weighs:
+            out = self.b.new_empty(self.shape)
+            self.weigh_into(weights, out)
+            return out
+        a, b, unit = weighted_examples(self.a, self.b, weights, self.layout, finite)
+        return in_units(self.gradient(a, b), unit)
+
+    def weigh_into(self, weights: Tensor, out: Tensor) -> None:
+        """Write the weighted sum, at once where the kernel makes it."""
+        if self.at_once:
+            weighed = (weights.to(self.b.dtype).contiguous(), self.layout.index)
+            self.multiply(kernels.one_segment(self.layout.examples, self.b.device), out[None], weighed=weighed)
+        else:
+            super().weigh_into(weights, out)
+
+    @abstractmethod
+    def multiply(
+        self,
+        segments: kernels.Segments,
+        out: Tensor,
+        *,
+        order: Tensor | None = None,
+        weighed: kernels.Weighed | None = None,
+    ) -> None:
+        """Have the kernel write the gradients of these classes, of the examples as they lie."""
+
+    @abstractmethod
+    def gradient(self, a: Tensor, b: Tensor) -> Tensor:
+        """Return the ordinary weight gradient of some examples."""
 
     def square_norms(self) -> Tensor:
         """Return the squared norms, by the ghost identity where that is cheaper."""
@@ -183,7 +224,7 @@ class RowsTerm(ExamplesTerm):
     def write(self, out: Tensor, start: int, stop: int) -> None:
         """Write the classes' sums of outer products; the kernel gathers shuffled examples as it reads them."""
         if stop - start == self.classes and (self.unequal or self._gathers):
-            self._multiply(self.a, self.b, out, self.layout.order)
+            self.multiply(self.layout.segments, out, order=self.layout.order)
         else:
             self.write_products(out, start, stop)
 
@@ -198,12 +239,29 @@ class RowsTerm(ExamplesTerm):
         """Whether the ghost identity is cheaper."""
         return ghost_is_cheaper(*self.cost, gram=gram)
 
-    def weighted(self, weights: Tensor, finite: bool) -> Tensor:
-        """Return one ordinary weight gradient with b scaled by the weights."""
-        if self._kept is not None:
-            return weigh(weights, self._kept, finite)
-        a, b, unit = weighted_examples(self.a, self.b, weights, self.layout, finite)
-        return in_units((b.flatten(0, 1).T @ a.flatten(0, 1)).view(self.shape), unit)
+    @property
+    def weighs(self) -> bool:
+        """Whether the kernel weighs the rows as it multiplies them."""
+        lies = self.a.is_contiguous() and self.b.is_contiguous()
+        return lies and self._has_kernels and kernel_weighs(*self.cost)
+
+    def multiply(
+        self,
+        segments: kernels.Segments,
+        out: Tensor,
+        *,
+        order: Tensor | None = None,
+        weighed: kernels.Weighed | None = None,
+    ) -> None:
+        """Have the kernel write the classes' sums of outer products."""
+        precision, place = self.memory.products, self.memory.scratch.place
+        kernels.linear_products(
+            self.a, self.b, segments, precision=precision, out=out, order=order, weighed=weighed, place=place
+        )
+
+    def gradient(self, a: Tensor, b: Tensor) -> Tensor:
+        """Return the product of the rows."""
+        return (b.flatten(0, 1).T @ a.flatten(0, 1)).view(self.shape)
 
 
 def weighted_examples(
