@@ -41,7 +41,7 @@ Contender = Callable[[nn.Module, Tensor, Tensor], Step]
 
 MAX_MEMORY = 2 * 2**30  # of ClassGradients, its default
 GRAPHS = ("captured", "plain+capt")  # CUDA graphs, whose memory the allocator does not see while they replay
-WARM_UP = 12  # steps on a GPU
+WARM_UP = 24  # steps on a GPU
 
 
 class Attention(nn.Module):

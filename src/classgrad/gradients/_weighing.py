@@ -42,9 +42,8 @@ class Weighing:
 
     def __init__(self, layout: ClassLayout, outs: Sequence[Tensor]) -> None:
         self._layout = layout.renewed()
-        self._weights = torch.empty(
-            len(layout), device=layout.index.device, dtype=torch.float32
-        )  # as kernels read them
+        # as the kernels read them
+        self._weights = torch.empty(len(layout), device=layout.index.device, dtype=torch.float32)
         self._written = Written(outs)
         self._replay: Callable[[], None]
 
