@@ -81,7 +81,8 @@ def test_directions_and_norms(sizes, shuffled, rows, ghost, weighs, format, monk
 
     found, direction = step()
     assert len(made_by_kernel) == (2 if weighs or not rows else 0)
-    assert all(a.is_contiguous(memory_format=format) for a in made_by_kernel) or shuffled
+    # a GPU's group normalization lays maps out anew
+    assert shuffled or DEVICE != "cpu" or all(a.is_contiguous(memory_format=format) for a in made_by_kernel)
     expected, reference = step(engine="joint")
     torch.testing.assert_close(found.norms, expected.norms, rtol=3e-3, atol=0)
     for name, value in reference.items():
