@@ -64,7 +64,7 @@ class CapturedStep:
             labels = check_labels(y, len(x), y.device).cpu()
             layout = class_layout(labels, self.grads.classes)
             x = x if layout.order is None else x.index_select(0, layout.order.to(x.device))
-            key: Hashable = (tuple(layout.classes.tolist()), tuple(layout.sizes))
+            key: Hashable = (tuple(layout.labels), layout.make_up.key)
             labels = layout.group(labels)
         else:
             key, labels = like, y

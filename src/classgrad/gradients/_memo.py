@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Hashable
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any, TypeVar
 
+import numpy as np
+import numpy.typing as npt
+
 T = TypeVar("T")
+Counts = npt.NDArray[np.int64]
 
 _KEPT = 1024
 """Findings that are kept for a make-up of classes."""
@@ -32,7 +37,66 @@ class Memo(dict[Any, Any]):
         return found
 
 
+class MakeUp:
+    """How many examples there are of each class, and what follows from that alone.
+
+    With thousands of classes a pass over a list of them takes longer than launching a step, so there is none that is
+    not asked for.
+    """
+
+    def __init__(self, counts: Counts) -> None:
+        self._counts = counts
+        self.key = counts.tobytes()
+        """Equal where the sizes are, and hashed but once."""
+        self.memo = Memo()
+        """What was found to follow from the sizes and the shapes of layers."""
+
+    def __len__(self) -> int:
+        return len(self._counts)
+
+    @cached_property
+    def sizes(self) -> list[int]:
+        """The sizes as plain numbers."""
+        sizes: list[int] = self._counts.tolist()
+        return sizes
+
+    @cached_property
+    def examples(self) -> int:
+        """Their sum."""
+        return int(self._counts.sum())
+
+    @cached_property
+    def largest(self) -> int:
+        """The most examples of a class."""
+        return int(self._counts.max(initial=0))
+
+    @cached_property
+    def least(self) -> int:
+        """The fewest examples of a class."""
+        return int(self._counts.min()) if len(self) else 0
+
+    @cached_property
+    def equal(self) -> int | None:
+        """The number of examples of each class if it is the same for all, else None."""
+        return self.largest if len(self) and self.least == self.largest else None
+
+    @cached_property
+    def tally(self) -> Counter[int]:
+        """How many classes there are of each size."""
+        sizes, classes = np.unique(self._counts, return_counts=True)
+        return Counter(dict(zip(sizes.tolist(), classes.tolist(), strict=True)))
+
+    @cached_property
+    def ends(self) -> list[int]:
+        """Where each class starts among grouped examples, and where the last one stops."""
+        return [0, *self._counts.cumsum().tolist()]
+
+
+def make_up_of(counts: Counts) -> MakeUp:
+    """Return what all batches share whose classes have these numbers of examples."""
+    return _make_up(counts.tobytes())
+
+
 @lru_cache(_MAKE_UPS)
-def memo_of(sizes: tuple[int, ...]) -> Memo:
-    """Return the memo that all batches share whose classes have these numbers of examples."""
-    return Memo()
+def _make_up(key: bytes) -> MakeUp:
+    return MakeUp(np.frombuffer(key, np.int64))

@@ -155,7 +155,7 @@ class Replays:
     def _make_up(self, layout: ClassLayout, memory: Memory) -> _MakeUp | None:
         """Return the recordings of batches like this one, None if such a batch is new."""
         formats = (memory.products, memory.convolutions, *_library_settings())
-        key = (tuple(layout.sizes), layout.order is None, memory.limit, *formats)
+        key = (layout.make_up.key, layout.order is None, memory.limit, *formats)
         found = self._make_ups.get(key)
         if found is None and self._make_ups.due(key):
             found = _MakeUp(layout)

@@ -15,7 +15,7 @@ from ._kernels import DEVICE
 from classgrad import ClassGradients  # isort: skip
 from classgrad.gradients import kernels  # isort: skip
 from classgrad.gradients._layout import ClassLayout  # isort: skip
-from classgrad.gradients._memo import Memo  # isort: skip
+from classgrad.gradients._memo import MakeUp  # isort: skip
 
 
 class Positions(nn.Module):
@@ -55,7 +55,7 @@ def test_directions_and_norms(sizes, shuffled, rows, ghost, weighs, format, monk
     class at once. ``weighs`` decides whether a kernel makes the weighted sum of class gradients that were not made.
     """
     monkeypatch.setattr(kernels, "available", lambda tensor: tensor.dtype == torch.float32)
-    monkeypatch.setattr("classgrad.gradients._layout.memo_of", lambda sizes: Memo())  # what others found is forgotten
+    monkeypatch.setattr("classgrad.gradients._layout.make_up_of", MakeUp)  # what others found is forgotten
     monkeypatch.setattr(ClassLayout, "recorded", ghost)
     monkeypatch.setattr("classgrad.gradients._cost._KERNEL_ROWS", rows)
     monkeypatch.setattr("classgrad.gradients._cost._ROWS_CALLS", 0)

@@ -2,6 +2,7 @@
 
 from unittest import mock
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -10,7 +11,7 @@ from torch.nn import functional as F
 from classgrad import ClassGradients
 from classgrad.gradients._cost import RECORDED, ghost_is_cheaper, kernel_is_cheaper, kind_of
 from classgrad.gradients._layout import class_layout
-from classgrad.gradients._memo import _KEPT, Memo, memo_of
+from classgrad.gradients._memo import _KEPT, Memo, make_up_of
 
 from ._reference import flat_grad
 
@@ -98,7 +99,7 @@ def test_batches_with_classes_of_the_same_sizes_share_what_was_found():
     first, second, third = (class_layout(torch.tensor(y), None) for y in ([0, 1, 0], [1, 0, 0], [1, 1, 0]))
     assert first.memo is second.memo
     assert first.memo is not third.memo
-    assert memo_of((2, 1)) is first.memo
+    assert make_up_of(np.array([2, 1])).memo is first.memo
 
 
 def test_findings_do_not_pile_up():

@@ -12,7 +12,7 @@ if find_spec("triton") is None:
 from ._kernels import DEVICE
 
 from classgrad.gradients import kernels  # isort: skip
-from classgrad.gradients._memo import Memo  # isort: skip
+from classgrad.gradients._memo import MakeUp  # isort: skip
 from classgrad.gradients._scratch import Needs  # isort: skip
 from classgrad.gradients._weighing import Weighing  # isort: skip
 from ._acted_graphs import Acted, log_launches  # isort: skip
@@ -31,7 +31,7 @@ def way(request, monkeypatch):
     """How class gradients of convolutions are made, and whether layer normalization makes its input's gradient too."""
     ghosts = "ghosts" in request.param
     monkeypatch.setattr(kernels, "available", lambda tensor: tensor.dtype == torch.float32)
-    monkeypatch.setattr("classgrad.gradients._layout.memo_of", lambda sizes: Memo())  # what others found is forgotten
+    monkeypatch.setattr("classgrad.gradients._layout.make_up_of", MakeUp)  # what others found is forgotten
     monkeypatch.setattr("classgrad.gradients._cost._KERNEL_ROWS", 0 if request.param == "kernels" else 10**9)
     monkeypatch.setattr("classgrad.gradients._cost._ROWS_CALLS", 0)
     monkeypatch.setattr("classgrad.gradients._taps._FEW", 0 if ghosts else 10**9)

@@ -11,16 +11,16 @@ is simply l · chunks + c. Sums over a class are made chunk by chunk, then over 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from functools import cached_property, lru_cache
-from itertools import accumulate
+from functools import lru_cache
 from typing import NamedTuple, TypeVar
 
+import numpy as np
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from classgrad.gradients._memo import Memo
+from classgrad.gradients._memo import MakeUp
 from classgrad.gradients.kernels._launch import KEPT, Launch, cdiv, launched, next_power_of_2
 
 T = TypeVar("T")
@@ -44,36 +44,29 @@ class Segments:
     """The numbers of examples of the classes, on the host and, as offsets (L + 1, int32), on the device."""
 
     def __init__(
-        self,
-        sizes: Sequence[int],
-        device: torch.device | str,
-        offsets: Tensor | None = None,
-        memo: Memo | None = None,
+        self, sizes: MakeUp | Sequence[int], device: torch.device | str, offsets: Tensor | None = None
     ) -> None:
-        self.sizes = list(sizes)
-        self._memo = Memo() if memo is None else memo
-        bounds = [0, *accumulate(self.sizes)]
-        self.offsets = torch.tensor(bounds, dtype=torch.int32, device=device) if offsets is None else offsets
-        self.examples = bounds[-1]
+        self._make_up = sizes if isinstance(sizes, MakeUp) else MakeUp(np.array(sizes, np.int64))
+        if offsets is None:
+            offsets = torch.tensor(self._make_up.ends, dtype=torch.int32, device=device)
+        self.offsets = offsets
+        self.examples = self._make_up.examples
+        self.largest = self._make_up.largest
+        """The most examples of a class."""
 
     def __len__(self) -> int:
-        return len(self.sizes)
-
-    @cached_property
-    def largest(self) -> int:
-        """The most examples of a class."""
-        return max(self.sizes, default=0)
+        return len(self._make_up)
 
     def settled(self, make: Callable[..., T], *shape: Hashable) -> T:
         """Return ``make(self, *shape)``, which depends on nothing but the sizes and the shape, as found before."""
-        return self._memo.recall((make, *shape), make, self, *shape)
+        return self._make_up.memo.recall((make, *shape), make, self, *shape)
 
     def cut(self, rows_per_example: int, size: int) -> Chunks:
         """Cut the classes into chunks of at most ``size`` rows."""
         most = -(-self.largest * rows_per_example // size)
         if most <= 1:
             return Chunks(rows_per_example, size, len(self), 1)
-        if min(self.sizes) == self.largest:
+        if self._make_up.equal is not None:
             return Chunks(rows_per_example, size, len(self) * most, most)
         return Chunks(rows_per_example, size, self.examples * rows_per_example // size + len(self), 0)
 
