@@ -42,7 +42,10 @@ _RATES = {
 
 
 _KERNEL_ROWS = 512
-"""Rows to a class from which on the kernel for convolutions outdoes cuDNN and patches laid out as rows."""
+"""Rows to a class from which on the kernel for convolutions outdoes cuDNN and patches laid out as rows.
+
+For layers so narrow that laying them out takes far longer than multiplying them, an eighth of that does.
+"""
 
 
 _WHOLE_BATCH = 2048
@@ -229,14 +232,16 @@ def rows_are_cheaper(positions: int, inner: int, outer: int, layout: ClassLayout
     The rows cost a copy of every patch; the other way is one ordinary weight gradient per class.
     """
     r = rates(device)
-    copy = 8 * layout.examples * positions * (inner + outer) / r.bytes
+    copy = _copied(layout.examples * positions, inner, outer, device)
     chain = r.row * layout.largest * positions
     return copy + chain + _calls(layout) * r.call < len(layout) * r.conv_call
 
 
-def has_many_rows(positions: int, layout: ClassLayout) -> bool:
+def has_many_rows(positions: int, inner: int, outer: int, layout: ClassLayout) -> bool:
     """Whether there are so many rows to each class that the kernel for convolutions outdoes all other ways."""
-    return layout.examples * positions >= _KERNEL_ROWS * max(1, len(layout))
+    rows = layout.examples * positions
+    narrow = 2 * _longer(rows, inner, outer) < _copied(rows, inner, outer, "cuda")
+    return rows >= (_KERNEL_ROWS // 8 if narrow else _KERNEL_ROWS) * max(1, len(layout))
 
 
 def kernel_is_cheaper(positions: int, inner: int, outer: int, layout: ClassLayout, device: str) -> bool:
@@ -246,7 +251,14 @@ def kernel_is_cheaper(positions: int, inner: int, outer: int, layout: ClassLayou
     is what counts on a GPU unless they are recorded.
     """
     longer = _longer(layout.examples * positions, inner, outer)
-    return has_many_rows(positions, layout) or (device == "cuda" and longer < _ROWS_CALLS * rates(device).call)
+    return has_many_rows(positions, inner, outer, layout) or (
+        device == "cuda" and longer < _ROWS_CALLS * rates(device).call
+    )
+
+
+def _copied(rows: int, inner: int, outer: int, device: str) -> float:
+    """Return the seconds it takes to lay out a convolution's patches as rows, and its output gradients beside them."""
+    return 8 * rows * (inner + outer) / rates(device).bytes
 
 
 def _longer(rows: int, inner: int, outer: int) -> float:

@@ -131,3 +131,12 @@ def test_what_is_to_be_recorded_is_told_by_the_layout_before_it_is():
     layout.prepare()
     assert [kind_of(gpu, layout), kind_of(cpu, layout)] == [RECORDED, "cpu"]
     assert layout.grouped().recorded
+
+
+def test_narrow_convolutions_are_left_to_the_kernel_with_fewer_rows():
+    """Laying out their patches would take longer than all else, whether or not the step is recorded."""
+    layout = class_layout(torch.arange(128) % 100, None)
+    narrow, wide = (256, 25 * 16, 32, layout), (256, 9 * 128, 128, layout)
+    assert all(kernel_is_cheaper(*narrow, device) for device in ("cuda", RECORDED))
+    assert not any(kernel_is_cheaper(*wide, device) for device in ("cuda", RECORDED))
+    assert not kernel_is_cheaper(32, *narrow[1:], RECORDED)

@@ -165,7 +165,7 @@ class ConvTerm(ExamplesTerm):
     @property
     def _many(self) -> bool:
         """Whether the kernel has so many rows to each class that no other way comes near it."""
-        return self.by_kernel and has_many_rows(self.cost[0], self.layout)
+        return self.by_kernel and has_many_rows(*self.cost[:4])
 
     def write(self, out: Tensor, start: int, stop: int) -> None:
         """Write what the kernel makes, batched products of rows, or one ordinary gradient per class."""
