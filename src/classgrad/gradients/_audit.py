@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge
@@ -20,25 +20,33 @@ from classgrad.gradients._taps import Call
 class CoveredCall(NamedTuple):
     """A layer's call with the rule that applies to it."""
 
-    edge: GradientEdge
+    node: Any
+    """The node of the graph that holds it: its first gradient is that of the layer's output."""
     call: Call
     rule: LayerRule
     parameters: dict[str, nn.Parameter]
     """Those that learn from the call and that the rule knows, by name."""
 
+    @property
+    def edge(self) -> GradientEdge:
+        """Where the gradient of the layer's output arrives."""
+        return GradientEdge(self.node, 0)
+
 
 Calls = Sequence[CoveredCall]
 
 
-def covered_calls(calls: Iterable[tuple[GradientEdge, Call]], examples: int) -> list[CoveredCall]:
+def covered_calls(calls: Iterable[tuple[Any, Call]], examples: int) -> list[CoveredCall]:
     """Return the calls that a rule applies to."""
     out = []
-    for edge, call in calls:  # hot: at every step, for every layer
+    for node, call in calls:  # hot: at every step, for every layer
         rule = rule_of(call.module)
         if rule is not None and rule.applies(call, examples):
             # the rules know no conjugates
-            known = {n: p for n, p in call.parameters.items() if n in rule.parameters and not p.is_complex()}
-            out.append(CoveredCall(edge, call, rule, known))
+            known = call.parameters
+            if any(n not in rule.parameters or p.is_complex() for n, p in known.items()):
+                known = {n: p for n, p in known.items() if n in rule.parameters and not p.is_complex()}
+            out.append(CoveredCall(node, call, rule, known))
     return out
 
 

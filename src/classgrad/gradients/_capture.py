@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch._compile import _disable_dynamo
-from torch.autograd.graph import GradientEdge
 from torch.nn.modules.module import _global_forward_hooks as _GLOBAL_HOOKS
 from torch.utils.hooks import RemovableHandle
 
@@ -85,10 +84,10 @@ class Capture:
         """Whether there are calls of any live graph."""
         return any(reference() is not None for reference in self._references)
 
-    def calls(self, marked: Iterable[Any]) -> list[tuple[GradientEdge, Call]]:
-        """Return the calls that are part of a graph, given its marked nodes, in the order of the forward pass."""
+    def calls(self, marked: Iterable[Any]) -> list[tuple[Any, Call]]:
+        """Return the nodes of a graph that hold calls, of its marked ones, with these, in the forward pass's order."""
         nodes = {call: node for node in marked if (call := call_of(self, node)) is not None}
-        return [(GradientEdge(nodes[call], 0), call) for call in self._nodes if call in nodes]
+        return [(nodes[call], call) for call in self._nodes if call in nodes]
 
     def release(self, marked: Iterable[Any]) -> None:
         """Let go of the calls of a graph, as autograd lets go of what it saved: the losses may live on for long."""

@@ -129,7 +129,7 @@ class Engines:
 
     def _ends_of(self, graph: Graph, calls: Calls) -> Calls:
         """Return the calls that have no other below them; worked out once for each form of graph."""
-        numbers = {graph.nodes[each.edge.node]: each for each in calls}
+        numbers = {graph.nodes[each.node]: each for each in calls}
         key = (graph.form, *numbers)
         lowest = self._ends.get(key)
         if lowest is None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +11,7 @@ from classgrad.gradients._audit import Calls, CoveredCall, uses_of
 from classgrad.gradients._joint import gradients_of, joint_terms
 from classgrad.gradients._layout import ClassLayout
 from classgrad.gradients._sheet import Sheet, aligned
-from classgrad.gradients._taps import listen
+from classgrad.gradients._taps import Call, listen
 from classgrad.gradients._terms import Memory, Term, Total
 from classgrad.gradients.layers._linear import RowsTerm
 
@@ -128,9 +127,14 @@ def send_back(
 ) -> None:
     """Make one backward pass that goes as far as ``ends`` and have the output gradients of the calls taken."""
     seeds = torch.ones_like(losses) * seed if isinstance(seed, Tensor) else torch.full_like(losses, seed)
-    for each in calls:
-        each.call.sink = partial(take, each)
-    handles = [listen(each.edge.node, each.call) for each in calls]
+    by_call = {each.call: each for each in calls}
+
+    def sink(call: Call, b: Tensor, through: bool) -> Tensor | None:
+        return take(by_call[call], b, through)
+
+    for call in by_call:
+        call.sink = sink
+    handles = [listen(each.node, each.call) for each in calls]
     try:
         last = gradients_of(losses, [each.edge for each in ends], seeds, keep_graph)
         for each, b in zip(ends, last, strict=True):  # autograd stops in front of where it is told to go

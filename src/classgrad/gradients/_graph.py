@@ -22,14 +22,17 @@ _PASSES_ON = frozenset(
 """Operations that hand on what they are given in another form: who uses the result uses that."""
 
 
+_END = -2
+
+
 @dataclass(frozen=True)
 class Graph:
     """The operations behind the losses; holds them alive, so it must not outlive the step."""
 
     nodes: dict[Any, int]
     """Every node with its number, in the order in which they are met from the losses down."""
-    edges: list[tuple[int, ...]]
-    """The numbers of the nodes that each passes gradients to."""
+    edges: list[int]
+    """The numbers of the nodes that each passes gradients to, -1 for none, with ``_END`` behind those of each."""
     form: int
     """Equal for two graphs of the same operations on the same pattern of edges."""
     uses: Counter[int]
@@ -39,16 +42,17 @@ class Graph:
 
     def lowest(self, chosen: Container[int]) -> set[int]:
         """Return those of the chosen nodes below which there is no other: passing through them passes through all."""
-        waiting = Counter(child for children in self.edges for child in children)
-        order = [0] if self.edges else []
+        edges = _by_node(self.edges)
+        waiting = Counter(child for children in edges for child in children)
+        order = [0] if edges else []
         for number in order:  # parents before children
-            for child in self.edges[number]:
+            for child in edges[number]:
                 waiting[child] -= 1
                 if child >= 0 and not waiting[child]:
                     order.append(child)
         above: set[int] = set()
         for number in reversed(order):
-            if any(child in above or child in chosen for child in self.edges[number]):
+            if any(child in above or child in chosen for child in edges[number]):
                 above.add(number)
         return {number for number in order if number in chosen and number not in above}
 
@@ -62,7 +66,7 @@ def read_graph(losses: Tensor, known: dict[int, list[tuple[int, int]]] | None = 
     root = losses.grad_fn
     nodes: dict[Any, int] = {} if root is None else {root: 0}
     queue: list[Any] = list(nodes)
-    edges: list[tuple[int, ...]] = []
+    edges: list[int] = []
     kinds: list[Any] = []
     marked: list[Any] = []
     number_of = nodes.get
@@ -71,18 +75,17 @@ def read_graph(losses: Tensor, known: dict[int, list[tuple[int, int]]] | None = 
         kinds.append(kind if kind in _NAMED or _named(node) else node.name())
         if kind in MARKED:
             marked.append(node)
-        children = []
         for child, _ in node.next_functions:
             number = -1 if child is None else number_of(child)
             if number is None:
                 number = nodes[child] = len(queue)
                 queue.append(child)
-            children.append(number)
-        edges.append(tuple(children))
+            edges.append(number)
+        edges.append(_END)
     form = hash((tuple(kinds), tuple(edges)))
     users = None if known is None else known.get(form)
     if users is None:
-        users = _users([node.name() for node in queue], edges)
+        users = _users([node.name() for node in queue], _by_node(edges))
         if known is not None:
             known[form] = users
     uses = Counter({id(losses): 1})
@@ -101,7 +104,20 @@ def _named(node: Any) -> bool:
     return type(node) in _NAMED
 
 
-def _users(names: list[str], edges: list[tuple[int, ...]]) -> list[tuple[int, int]]:
+def _by_node(edges: list[int]) -> list[list[int]]:
+    """Return the edges of each node by themselves."""
+    found: list[list[int]] = []
+    children: list[int] = []
+    for number in edges:
+        if number == _END:
+            found.append(children)
+            children = []
+        else:
+            children.append(number)
+    return found
+
+
+def _users(names: list[str], edges: list[list[int]]) -> list[tuple[int, int]]:
     """Return the leaves of a graph, each with the number of operations that use it."""
     if any("CheckpointFunction" in name for name in names):
         raise InputError(

@@ -17,8 +17,11 @@ from torch.utils.hooks import RemovableHandle
 
 from classgrad.gradients import kernels
 
-Sink = Callable[[Tensor, bool], Tensor | None]
-"""Where the gradient of a layer's output goes in a step; returns the input's gradient if asked for and able to."""
+Sink = Callable[["Call", Tensor, bool], Tensor | None]
+"""Where the gradient of a call's output goes in a step; returns the input's gradient if asked for and able to."""
+
+_NO_KEYWORDS: dict[str, Any] = {}
+"""Of nearly all calls. Where a step makes some 700 objects that may hold others, Python looks through all of them."""
 
 
 class Call:
@@ -37,7 +40,7 @@ class Call:
         "shape",
         "sink",
         "training",
-        "versions",
+        "version",
     )
 
     def __init__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> None:
@@ -46,15 +49,15 @@ class Call:
         # Those that were in use: torch.func.functional_call and the like put others in their place for a while.
         self.parameters = {name: p for name, p in module._parameters.items() if p is not None and p.requires_grad}
         self.inputs = args
-        self.kwargs = kwargs
-        self.versions = self._versions()
+        self.kwargs = kwargs or _NO_KEYWORDS
+        self.version = self._version()
         self.shape = output.shape
         self.saved = _saved_statistics(output) if isinstance(module, (nn.GroupNorm, nn.LayerNorm)) else None
         self.sink: Sink | None = None
 
-    def _versions(self) -> list[int]:
+    def _version(self) -> int:
         values = (*self.inputs, *self.kwargs.values()) if self.kwargs else self.inputs
-        return [v._version for v in values if isinstance(v, Tensor)]
+        return sum([v._version for v in values if isinstance(v, Tensor)])  # each only ever grows
 
     def argument(self, position: int, name: str, default: Any = None) -> Any:
         """Return an argument of the layer's forward, however it was passed."""
@@ -72,11 +75,11 @@ class Call:
 
     def release(self) -> None:
         """Let go of what went in: the step has made use of it."""
-        self.inputs, self.kwargs, self.saved = (), {}, None
+        self.inputs, self.kwargs, self.saved = (), _NO_KEYWORDS, None
 
     def modified(self) -> bool:
         """Whether an input was changed in place since, so that the layer's gradient can no longer be had from it."""
-        return self.versions != self._versions()
+        return self.version != self._version()
 
 
 def _saved_statistics(output: Tensor) -> tuple[Tensor, Tensor] | None:
@@ -172,7 +175,7 @@ def _arrived(call: Call, gradients: tuple[Tensor | None, ...]) -> None:
             b = call.input.new_zeros(call.shape)
         if b.shape != call.shape:
             b = b.view(call.shape) if b.is_contiguous() else b.reshape(call.shape)
-        call.sink(b, False)
+        call.sink(call, b, False)
 
 
 def _has_kernel(call: Call, output: Tensor, recorded: bool) -> bool:
@@ -199,9 +202,9 @@ class _Tap(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         """Return the gradient, after it went where the step wants it."""
-        sink = None if ctx.call is None else ctx.call.sink
-        if sink is not None:
-            sink(gradient, False)
+        call = ctx.call
+        if call is not None and call.sink is not None:
+            call.sink(call, gradient, False)
         return gradient, None
 
 
@@ -220,9 +223,9 @@ class _Normalization(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         """Return the input's gradient as the step made it on its way, or as torch does outside of a step."""
-        sink = None if ctx.call is None else ctx.call.sink
-        if sink is not None:
-            return None, sink(gradient, True), None, None
+        call = ctx.call
+        if call is not None and call.sink is not None:
+            return None, call.sink(call, gradient, True), None, None
         return None, *_plain_backward(ctx.module, gradient, ctx.saved_tensors, ctx.needs_input_grad[1:])
 
 
