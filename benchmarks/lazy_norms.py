@@ -32,7 +32,8 @@ from typing import Any
 import numpy as np
 import torch
 from _arguments import layouts, names
-from step_cost import MODELS, Step, _step, plain
+from _networks import MODELS
+from step_cost import Step, _step, plain
 from torch import Tensor, nn
 from torch.nn import functional as F
 

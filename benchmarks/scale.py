@@ -1,6 +1,6 @@
 """How the cost of a step and of a sampler's set-up grows: with classes, batch size, parameters, examples.
 
-Steps are compared as in step_cost.py, with its models and contenders: in one process, taking turns. Every row is saved
+Steps are compared as in step_cost.py, with its contenders: in one process, taking turns. Every row is saved
 as soon as it is there, and a run that was killed goes on after the last one. --figures draws what the file holds.
 
     python benchmarks/scale.py --json FILE [--only classes,batch,parameters,samplers] [--device cpu|cuda]
@@ -28,6 +28,7 @@ import step_cost
 import torch
 from _arguments import names
 from _machine import Row, Rows, machine_name
+from _networks import MODELS, Transformer
 from scale_figures import write_figures
 from scale_tables import tables
 from torch import Tensor, nn
@@ -85,8 +86,8 @@ def step_row(make: Callable[[], nn.Module], x: Tensor, y: Tensor, key: Row, seco
 
 
 def named_step(key: Row, device: str, seconds: float) -> Row:
-    """Measure a row of one of step_cost's models."""
-    make, inputs = step_cost.MODELS[key["model"]]
+    """Measure a row of one of the networks."""
+    make, inputs = MODELS[key["model"]]
     torch.manual_seed(0)
     y = labels_of(key).to(device)
     return step_row(partial(make, key["classes"]), inputs(len(y)).to(device), y, key, seconds)
@@ -94,7 +95,7 @@ def named_step(key: Row, device: str, seconds: float) -> Row:
 
 def transformer_step(key: Row, device: str, seconds: float) -> Row:
     """Measure a row of a Transformer of the given width and depth."""
-    make = partial(step_cost.Transformer, key["classes"], width=key["width"], depth=key["depth"], length=TOKENS)
+    make = partial(Transformer, key["classes"], width=key["width"], depth=key["depth"], length=TOKENS)
     torch.manual_seed(0)
     y = labels_of(key).to(device)
     return step_row(make, torch.randint(0, 1000, (len(y), TOKENS)).to(device), y, key, seconds)
@@ -184,9 +185,9 @@ def main() -> None:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument(
         "--models",
-        type=names(step_cost.MODELS),
+        type=names(MODELS),
         default="mlp,simple_cnn",
-        help="of step_cost.py, for the classes and the batch axis",
+        help="for the classes and the batch axis",
     )
     parser.add_argument("--seconds", type=float, default=0.5, help="time for each contender of a row")
     parser.add_argument("--budget", type=float, default=float("inf"), help="seconds after which no new row is begun")

@@ -29,12 +29,12 @@ from pathlib import Path
 import torch
 from _arguments import layouts, names
 from _machine import Row, Rows, machine_name
+from _networks import MODELS
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from classgrad import ClassGradients, Normalize
 from classgrad.gradients import CapturedStep
-from classgrad.models import mlp, resnet18, simple_cnn, vgg16
 
 Step = Callable[[], object]
 Contender = Callable[[nn.Module, Tensor, Tensor], Step]
@@ -42,61 +42,6 @@ Contender = Callable[[nn.Module, Tensor, Tensor], Step]
 MAX_MEMORY = 2 * 2**30  # of ClassGradients, its default
 GRAPHS = ("captured", "plain+capt")  # CUDA graphs, whose memory the allocator does not see while they replay
 WARM_UP = 24  # steps on a GPU
-
-
-class Attention(nn.Module):
-    def __init__(self, width: int, heads: int) -> None:
-        super().__init__()
-        self.heads = heads
-        self.inward = nn.Linear(width, 3 * width)
-        self.outward = nn.Linear(width, width)
-
-    def forward(self, x: Tensor) -> Tensor:
-        q, k, v = (p.unflatten(2, (self.heads, -1)).transpose(1, 2) for p in self.inward(x).chunk(3, 2))
-        return self.outward(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
-
-
-class Block(nn.Module):
-    def __init__(self, width: int, heads: int) -> None:
-        super().__init__()
-        self.attend = nn.Sequential(nn.LayerNorm(width), Attention(width, heads))
-        self.think = nn.Sequential(
-            nn.LayerNorm(width), nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
-        )
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = x + self.attend(x)
-        return x + self.think(x)
-
-
-class Transformer(nn.Module):
-    """Tokens in, classes out: 4 blocks of width 128 over 64 tokens."""
-
-    def __init__(
-        self, classes: int, width: int = 128, depth: int = 4, length: int = 64, vocabulary: int = 1000
-    ) -> None:
-        super().__init__()
-        self.token = nn.Embedding(vocabulary, width)
-        self.place = nn.Embedding(length, width)
-        self.blocks = nn.Sequential(*(Block(width, 4) for _ in range(depth)), nn.LayerNorm(width))
-        self.head = nn.Linear(width, classes)
-
-    def forward(self, x: Tensor) -> Tensor:
-        places = torch.arange(x.shape[1], device=x.device).expand(x.shape)
-        return self.head(self.blocks(self.token(x) + self.place(places)).mean(1))
-
-
-def _images(n: int) -> Tensor:
-    return torch.randn(n, 3, 32, 32)
-
-
-MODELS: dict[str, tuple[Callable[[int], nn.Module], Callable[[int], Tensor]]] = {
-    "simple_cnn": (simple_cnn, _images),
-    "resnet18": (resnet18, _images),
-    "vgg16": (vgg16, _images),
-    "mlp": (lambda classes: mlp(classes, hidden=(512, 512)), _images),
-    "transformer": (Transformer, lambda n: torch.randint(0, 1000, (n, 64))),
-}
 
 
 def plain(model: nn.Module, x: Tensor, y: Tensor) -> Step:

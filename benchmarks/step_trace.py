@@ -13,6 +13,7 @@ import step_cost
 import torch
 from _arguments import layouts, names
 from _machine import need_gpu
+from _networks import MODELS
 from torch.profiler import ProfilerActivity, profile
 
 REPLAYS = 30
@@ -47,14 +48,14 @@ def kernels(run: Callable[[], object]) -> dict[str, tuple[float, float]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", type=names(step_cost.MODELS), default="simple_cnn,resnet18,vgg16,transformer")
+    parser.add_argument("--models", type=names(MODELS), default="simple_cnn,resnet18,vgg16,transformer")
     parser.add_argument("--layouts", type=layouts, default="2x64,10x13,100x2,1000x1")
     parser.add_argument("--top", type=int, default=20, help="kernels to name, the longest first")
     given = parser.parse_args()
     need_gpu()
     torch.set_float32_matmul_precision("high")
     for name in given.models:
-        make, inputs = step_cost.MODELS[name]
+        make, inputs = MODELS[name]
         for classes, each in given.layouts:
             x, y = inputs(classes * each).cuda(), torch.arange(classes).repeat_interleave(each).cuda()
             for contender in ("plain+capt", "captured"):

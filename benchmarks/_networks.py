@@ -1,0 +1,66 @@
+"""The networks that benchmarks take steps of, each with inputs for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from classgrad.models import mlp, resnet18, simple_cnn, vgg16
+
+
+class Attention(nn.Module):
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.inward = nn.Linear(width, 3 * width)
+        self.outward = nn.Linear(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (p.unflatten(2, (self.heads, -1)).transpose(1, 2) for p in self.inward(x).chunk(3, 2))
+        return self.outward(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+
+
+class Block(nn.Module):
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.attend = nn.Sequential(nn.LayerNorm(width), Attention(width, heads))
+        self.think = nn.Sequential(
+            nn.LayerNorm(width), nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.attend(x)
+        return x + self.think(x)
+
+
+class Transformer(nn.Module):
+    """Tokens in, classes out: 4 blocks of width 128 over 64 tokens."""
+
+    def __init__(
+        self, classes: int, width: int = 128, depth: int = 4, length: int = 64, vocabulary: int = 1000
+    ) -> None:
+        super().__init__()
+        self.token = nn.Embedding(vocabulary, width)
+        self.place = nn.Embedding(length, width)
+        self.blocks = nn.Sequential(*(Block(width, 4) for _ in range(depth)), nn.LayerNorm(width))
+        self.head = nn.Linear(width, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        places = torch.arange(x.shape[1], device=x.device).expand(x.shape)
+        return self.head(self.blocks(self.token(x) + self.place(places)).mean(1))
+
+
+def _images(n: int) -> Tensor:
+    return torch.randn(n, 3, 32, 32)
+
+
+MODELS: dict[str, tuple[Callable[[int], nn.Module], Callable[[int], Tensor]]] = {
+    "simple_cnn": (simple_cnn, _images),
+    "resnet18": (resnet18, _images),
+    "vgg16": (vgg16, _images),
+    "mlp": (lambda classes: mlp(classes, hidden=(512, 512)), _images),
+    "transformer": (Transformer, lambda n: torch.randint(0, 1000, (n, 64))),
+}
