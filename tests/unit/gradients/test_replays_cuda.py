@@ -11,7 +11,7 @@ from classgrad import ClassGradients
 from classgrad.gradients._recorder import Recorder
 from classgrad.models import resnet18, simple_cnn
 
-from .test_replays import Mixed, Named, Tokens, convolutional
+from ._replayed import Mixed, Named, Tokens, convolutional
 
 pytestmark = [
     pytest.mark.gpu,

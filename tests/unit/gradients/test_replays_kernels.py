@@ -17,7 +17,7 @@ from classgrad.gradients._scratch import Needs  # isort: skip
 from classgrad.gradients._weighing import Weighing  # isort: skip
 from ._acted_graphs import Acted, log_launches  # isort: skip
 from .test_kernels_engine import network  # isort: skip
-from .test_replays import MODELS, check, moves  # isort: skip
+from ._replayed import MODELS, check, moves  # isort: skip
 
 pytestmark = pytest.mark.skipif(DEVICE != "cpu", reason="on a GPU they are replayed by CUDA graphs")
 
