@@ -210,21 +210,25 @@ def row(group: list[Seen]) -> dict[str, Any]:
 
 
 def _spread(values: list[float]) -> tuple[float, float]:
-    return (float(np.mean(values)), float(np.std(values, ddof=1))) if len(values) > 1 else (math.nan, math.nan)
+    """Return mean and standard deviation; NaN for what so few values do not tell."""
+    mean = float(np.mean(values)) if values else math.nan
+    return mean, float(np.std(values, ddof=1)) if len(values) > 1 else math.nan
+
+
+def _told(spread: tuple[float, float]) -> str:
+    mean, deviation = spread
+    return f"{mean:.1f}" if math.isnan(deviation) else f"{mean:.1f} ± {deviation:.1f}"
 
 
 def cells_of(k: int, way: str, found: dict[str, Any]) -> list[str]:
-    tau = "{:.1f} ± {:.1f}".format(*found["tau"])
     return [
         str(k),
         "–" if k == 1 else way,
         f"{100 * found['exact']:.0f} %",
         "–" if k == 1 else f"{found['angle']:.1f}° ({found['worst_angle']:.0f}°)",
         "–" if k == 1 else f"{100 * found['length']:.0f} % ({100 * found['worst_length']:.0f} %)",
-        tau if found["reached"] == found["runs"] else f"{found['reached']} of {found['runs']} reach it",
-        "{:.1f} ± {:.1f}".format(*found["peak"]),
-        "{:.1f} ± {:.1f}".format(*found["final"]),
-        "{:.1f} ± {:.1f}".format(*found["minority"]),
+        _told(found["tau"]) if found["reached"] == found["runs"] else f"{found['reached']} of {found['runs']} reach it",
+        *map(_told, (found["peak"], found["final"], found["minority"])),
         f"{100 * found['mid']:.0f} %",
     ]
 
