@@ -40,7 +40,7 @@ def ghost_square_norms(a: Tensor, b: Tensor, sizes: Sequence[int], owners: Tenso
         return ((left @ left.mT) * (right @ right.mT)).sum((1, 2))
     if pairs.way == "blocks" and fits:
         owners = owners.repeat_interleave(positions) if positions > 1 else owners
-        return _sums(_within(left.contiguous(), right.contiguous(), owners, pairs.block), owners, len(sizes))
+        return _sums(_within(left, right, owners, pairs.block), owners, len(sizes))
     each = zip(*rows_by_class(a, b, sizes), strict=True)
     return torch.stack([((left @ left.T) * (right @ right.T)).sum() for left, right in each])
 

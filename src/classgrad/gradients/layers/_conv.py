@@ -46,8 +46,21 @@ def windows(x: Tensor, size: torch.Size, module: _ConvNd, scratch: Scratch) -> T
     """
     options = (tuple(module.kernel_size), tuple(module.stride), tuple(module.dilation))
     shape, strides, flat = _windowed(x.shape, x.stride(), size, *options)
-    rows = scratch.place("rows", shape, x).copy_(x.as_strided(shape, strides, x.storage_offset()))
-    return rows.view(flat)
+    patches = x.as_strided(shape, strides, x.storage_offset())
+    if x.device.type == "cpu":
+        return by_columns("rows", patches, 1 + len(size), scratch).view(flat)
+    return scratch.place("rows", shape, x).copy_(patches).view(flat)
+
+
+def by_columns(use: str, values: Tensor, kept: int, scratch: Scratch) -> Tensor:
+    """Return a copy whose first ``kept`` dimensions lie side by side in memory, behind the others.
+
+    Positions follow each other in an image too, so a CPU copies whole lines of it.
+    """
+    dims = range(values.dim())
+    turned = values.permute(*dims[kept:], *dims[:kept])
+    copied = scratch.place(use, turned.shape, values).copy_(turned)
+    return copied.permute(*dims[values.dim() - kept :], *dims[: values.dim() - kept])
 
 
 Shape = tuple[int, ...]
@@ -118,7 +131,8 @@ class ConvTerm(ExamplesTerm):
         scratch = self.memory.scratch
         if any(self.padding):
             slid = padded(slid, self.padding, scratch)
-        return windows(slid, rows.shape[2:], self.module, scratch), rows.flatten(2).transpose(1, 2)
+        patches, rows = windows(slid, rows.shape[2:], self.module, scratch), rows.flatten(2).transpose(1, 2)
+        return patches, by_columns("columns", rows, 2, scratch) if rows.device.type == "cpu" else rows
 
     def _output_padding(self) -> list[int]:
         if not self.module.transposed:
