@@ -11,6 +11,8 @@ from torch import nn
 from torch.nn.modules.conv import _ConvNd
 
 from classgrad import ClassGradients, Normalize
+from classgrad.gradients._scratch import Scratch
+from classgrad.gradients.layers._conv import windows
 
 from ._reference import cross_entropy, flat_grad, flat_gradients, unit_sum
 
@@ -280,3 +282,13 @@ def test_linear_layers_without_inputs_or_outputs(inputs, outputs):
     found = ClassGradients(model).backward(cross_entropy(model(x), y), y)
     expected = ClassGradients(model, engine="joint").backward(cross_entropy(model(x), y), y)
     torch.testing.assert_close(found.norms, expected.norms)
+
+
+@pytest.mark.parametrize("format", [torch.contiguous_format, torch.channels_last])
+def test_patches_are_those_of_torch_and_flattened_without_a_copy(format):
+    layer = nn.Conv2d(3, 4, (2, 3), stride=(1, 2), dilation=(2, 1))
+    x = values(3, 7, 9).to(memory_format=format)
+    rows = windows(x, layer(x.float()).shape[2:], layer, Scratch())
+    wanted = nn.functional.unfold(x, layer.kernel_size, layer.dilation, 0, layer.stride)
+    assert torch.equal(rows, wanted.mT)
+    assert rows.flatten(0, 1).data_ptr() == rows.data_ptr()
