@@ -59,7 +59,8 @@ def _speed(named: Named) -> str:
     if not reached:
         return f"No algorithm reaches {goal} with every seed."
     (soonest, first), (latest, last) = reached[0], reached[-1]
-    told = f"{first} is the first to reach {goal}, after {steps(soonest)} steps"
+    counted = steps(soonest)
+    told = f"{first} is the first to reach {goal}, after {counted} {'step' if counted == '1' else 'steps'}"
     if latest > soonest:
         told += f"; {last} needs {steps(latest)}"
         told += f", {latest / soonest:.2g} times as many" if soonest >= 1 else ""

@@ -50,6 +50,12 @@ def test_runs_that_cannot_be_judged_say_nothing_of_drops():
     assert findings([row("gd", drop=math.nan)]) == ["gd is the first to reach 70 % macro recall, after 10 steps."]
 
 
+def test_a_single_step():
+    assert findings([row("gd", drop=math.nan, tau=1.0)]) == [
+        "gd is the first to reach 70 % macro recall, after 1 step."
+    ]
+
+
 @pytest.mark.parametrize(
     ("rows", "sentence"),
     [
