@@ -103,7 +103,7 @@ def judge(
     lengths = norms.unbind()
     total = lengths[0] if len(lengths) == 1 else squares.sum(0).clamp_min(0).sqrt()
     finite = losses * 0 == total * 0  # both are, else one of them is NaN times 0
-    usable = finite if layout.complete else (layout.counts > 0) & finite
+    usable = finite if layout.make_up.complete else (layout.counts > 0) & finite
     projections = None if projections_at is None else projections_at(total)
     each_scope = [
         _weights(rule, layout, usable & (length > 0), length, None if gram is None else gram[s], projections)
@@ -138,7 +138,7 @@ def handed_out(found: Found) -> dict[nn.Parameter, Tensor]:
 
 def weigh_blindly(rule: Rule, losses: Tensor, layout: ClassLayout, finite: Tensor, norms: Tensor | None = None) -> Step:
     """Return the step of a rule that needs to know nothing of the class gradients, or only remembered ``norms``."""
-    active = finite if layout.complete else (layout.counts > 0) & finite
+    active = finite if layout.make_up.complete else (layout.counts > 0) & finite
     # the extents of losses below 0 say nothing of a norm
     weights = _weights(rule, layout, active if norms is None else active & (norms > 0), norms)
     weights = weights.to(losses.dtype) if norms is None else weights  # in low precision 1/‖g_l‖ may overflow

@@ -140,7 +140,7 @@ def tile_of(layout: ClassLayout, positions: int) -> tuple[int, float]:
     With it comes what these take, in seconds per unit of width. It makes pairs of tiles within a class, those of tiles
     that are not full included, each but once.
     """
-    return layout.memo.recall((tile_of, positions), _best_tile, layout.tally, positions)
+    return layout.memo.recall((tile_of, positions), _best_tile, layout.make_up.tally, positions)
 
 
 def _best_tile(sizes: Sizes, positions: int) -> tuple[int, float]:
@@ -182,7 +182,7 @@ def ghost_is_cheaper(
     elif device != "cpu":
         ghost = tile_of(layout, positions)[1] * width + 3 * r.call
     else:
-        ghost = pairs_of(layout.tally, positions, width, device).seconds(width, r)
+        ghost = pairs_of(layout.make_up.tally, positions, width, device).seconds(width, r)
     products = r.call if layout.equal else min(_unequal(rows, inner, outer, len(layout), device))
     kept = 12 * len(layout) * inner * outer / r.bytes + products
     if gram:
@@ -233,7 +233,7 @@ def rows_are_cheaper(positions: int, inner: int, outer: int, layout: ClassLayout
     """
     r = rates(device)
     copy = _copied(layout.examples * positions, inner, outer, device)
-    chain = r.row * layout.largest * positions
+    chain = r.row * layout.make_up.largest * positions
     return copy + chain + _calls(layout) * r.call < len(layout) * r.conv_call
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections import Counter
 from collections.abc import Hashable, Sequence
 from functools import cached_property
 from itertools import pairwise
@@ -89,21 +88,6 @@ class ClassLayout:
     def equal(self) -> int | None:
         """The number of examples of each class if it is the same for all, else None."""
         return self.make_up.equal
-
-    @property
-    def tally(self) -> Counter[int]:
-        """How many classes there are of each size."""
-        return self.make_up.tally
-
-    @property
-    def largest(self) -> int:
-        """The most examples of a class."""
-        return self.make_up.largest
-
-    @property
-    def complete(self) -> bool:
-        """Whether there are examples of every class."""
-        return self.make_up.least > 0 or not len(self)
 
     @property
     def memo(self) -> Memo:

@@ -71,14 +71,14 @@ class MakeUp:
         return int(self._counts.max(initial=0))
 
     @cached_property
-    def least(self) -> int:
-        """The fewest examples of a class."""
-        return int(self._counts.min()) if len(self) else 0
+    def complete(self) -> bool:
+        """Whether there are examples of every class."""
+        return bool(self._counts.all())
 
     @cached_property
     def equal(self) -> int | None:
         """The number of examples of each class if it is the same for all, else None."""
-        return self.largest if len(self) and self.least == self.largest else None
+        return self.largest if len(self) and (self._counts == self.largest).all() else None
 
     @cached_property
     def tally(self) -> Counter[int]:

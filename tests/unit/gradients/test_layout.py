@@ -32,7 +32,7 @@ def test_a_make_up_tells_what_follows_from_the_sizes(sizes):
     make_up = make_up_of(np.array(sizes, np.int64))
     assert make_up is make_up_of(np.array(sizes, np.int64))
     assert (len(make_up), make_up.sizes, make_up.examples) == (len(sizes), sizes, sum(sizes))
-    assert (make_up.largest, make_up.least) == (max(sizes, default=0), min(sizes, default=0))
+    assert (make_up.largest, make_up.complete) == (max(sizes, default=0), all(sizes))
     assert make_up.equal == (sizes[0] if len(set(sizes)) == 1 else None)
     assert make_up.tally == Counter(sizes)
     assert make_up.ends == [sum(sizes[:count]) for count in range(len(sizes) + 1)]
@@ -50,7 +50,7 @@ def test_labels_near_to_each_other_or_far_apart(y):
     assert layout.labels == layout.classes.tolist() == sorted(set(y))
     assert [layout.labels[position] for position in layout.index.tolist()] == y
     assert layout.sizes == [y.count(label) for label in layout.labels]
-    assert layout.complete
+    assert layout.make_up.complete
     order = list(range(len(y))) if layout.order is None else layout.order.tolist()
     assert order == sorted(range(len(y)), key=y.__getitem__)
     assert [layout.span(i, i + 1) for i in range(len(layout))] == layout.bounds

@@ -184,7 +184,7 @@ class ConvTerm(ExamplesTerm):
     def write(self, out: Tensor, start: int, stop: int) -> None:
         """Write what the kernel makes, batched products of rows, or one ordinary gradient per class."""
         if self.by_kernel and stop - start == self.classes:
-            self.multiply(self.layout.segments, out, order=self.layout.order)
+            self.multiply(self.layout.segments, out=out, order=self.layout.order)
         elif self.by_rows and stop > start:
             self.write_products(out.flatten(2), start, stop)
         else:
@@ -197,19 +197,11 @@ class ConvTerm(ExamplesTerm):
             else:
                 slot.zero_()
 
-    def multiply(
-        self,
-        segments: kernels.Segments,
-        out: Tensor,
-        *,
-        order: Tensor | None = None,
-        weighed: kernels.Weighed | None = None,
-    ) -> None:
+    def multiply(self, segments: kernels.Segments, **how: Any) -> None:
         """Have the kernel gather the patches."""
         m = self.module
         options = (m.kernel_size, m.stride, self.padding, m.dilation)
-        place = self.memory.scratch.place
-        kernels.conv_products(self.a, self.b, segments, *options, out=out, order=order, weighed=weighed, place=place)
+        kernels.conv_products(self.a, self.b, segments, *options, place=self.memory.scratch.place, **how)
 
 
 def conv_terms(call: Call, b: Tensor, layout: ClassLayout, memory: Memory, wanted: frozenset[str]) -> dict[str, Term]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from abc import abstractmethod
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -165,20 +166,16 @@ class ExamplesTerm(Term):
         """Write the weighted sum, at once where the kernel makes it."""
         if self.at_once:
             weighed = (weights.to(self.b.dtype).contiguous(), self.layout.index)
-            self.multiply(kernels.one_segment(self.layout.examples, self.b.device), out[None], weighed=weighed)
+            self.multiply(kernels.one_segment(self.layout.examples, self.b.device), out=out[None], weighed=weighed)
         else:
             super().weigh_into(weights, out)
 
     @abstractmethod
-    def multiply(
-        self,
-        segments: kernels.Segments,
-        out: Tensor,
-        *,
-        order: Tensor | None = None,
-        weighed: kernels.Weighed | None = None,
-    ) -> None:
-        """Have the kernel write the gradients of these classes, of the examples as they lie."""
+    def multiply(self, segments: kernels.Segments, **how: Any) -> None:
+        """Have the kernel write the gradients of these classes, of the examples as they lie.
+
+        ``how`` says what the kernels for products take by name: ``out``, ``order`` and ``weighed``.
+        """
 
     @abstractmethod
     def gradient(self, a: Tensor, b: Tensor) -> Tensor:
@@ -187,7 +184,7 @@ class ExamplesTerm(Term):
     def square_norms(self) -> Tensor:
         """Return the squared norms, by the ghost identity where that is cheaper."""
         if self.without(gram=False):
-            rows_each = self.layout.largest * self.cost[0]
+            rows_each = self.layout.make_up.largest * self.cost[0]
             if self._has_kernels and rows_each > 1 and self.layout.examples <= self._at_a_time:
                 segments, order = self.layout.segments, self.layout.order
                 tile = tile_of(self.layout, self.cost[0])[0]
@@ -224,7 +221,7 @@ class RowsTerm(ExamplesTerm):
     def write(self, out: Tensor, start: int, stop: int) -> None:
         """Write the classes' sums of outer products; the kernel gathers shuffled examples as it reads them."""
         if stop - start == self.classes and (self.unequal or self._gathers):
-            self.multiply(self.layout.segments, out, order=self.layout.order)
+            self.multiply(self.layout.segments, out=out, order=self.layout.order)
         else:
             self.write_products(out, start, stop)
 
@@ -245,19 +242,10 @@ class RowsTerm(ExamplesTerm):
         lies = self.a.is_contiguous() and self.b.is_contiguous()
         return lies and self._has_kernels and kernel_weighs(*self.cost)
 
-    def multiply(
-        self,
-        segments: kernels.Segments,
-        out: Tensor,
-        *,
-        order: Tensor | None = None,
-        weighed: kernels.Weighed | None = None,
-    ) -> None:
+    def multiply(self, segments: kernels.Segments, **how: Any) -> None:
         """Have the kernel write the classes' sums of outer products."""
         precision, place = self.memory.products, self.memory.scratch.place
-        kernels.linear_products(
-            self.a, self.b, segments, precision=precision, out=out, order=order, weighed=weighed, place=place
-        )
+        kernels.linear_products(self.a, self.b, segments, precision=precision, place=place, **how)
 
     def gradient(self, a: Tensor, b: Tensor) -> Tensor:
         """Return the product of the rows."""
