@@ -14,12 +14,11 @@ from classgrad.gradients._combine import Found, class_losses, judge
 from classgrad.gradients._layout import ClassLayout
 from classgrad.gradients._outcomes import Outcome, tensors_behind
 from classgrad.gradients._pack import Member, pack
-from classgrad.gradients._recorder import Recorder, Static, base
+from classgrad.gradients._recorder import Recorder, Static, Written, base
 from classgrad.gradients._scratch import Area
 from classgrad.gradients._sheet import Block
 from classgrad.gradients._step import Step
 from classgrad.gradients._terms import Dense, Memory, Term
-from classgrad.gradients._weighing import Written
 from classgrad.rules import Rule
 
 

@@ -172,6 +172,24 @@ class Static:
             torch._foreach_copy_(list(self.held), [base(inputs[number]) for number in self.numbers])
 
 
+class Written:
+    """Where recordings write directions.
+
+    These are the user's from then on, who may keep them: small ones are written elsewhere and copied.
+    """
+
+    def __init__(self, outs: Sequence[Tensor]) -> None:
+        self._own = [torch.empty_like(out) if is_small(out) else None for out in outs]
+
+    def places(self, outs: Sequence[Tensor]) -> list[Tensor]:
+        """Return where a recording is to write."""
+        return [out if own is None else own for own, out in zip(self._own, outs, strict=True)]
+
+    def found(self, outs: Sequence[Tensor]) -> list[Tensor]:
+        """Return the directions after a replay."""
+        return [out if own is None else own.clone() for own, out in zip(self._own, outs, strict=True)]
+
+
 def base(values: Tensor) -> Tensor:
     """Return values without the dimensions along which they are repeated."""
     strides = values.stride()

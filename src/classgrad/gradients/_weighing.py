@@ -10,27 +10,9 @@ from torch import Tensor
 
 from classgrad.gradients._layout import ClassLayout
 from classgrad.gradients._outcomes import Outcome, tensors_behind
-from classgrad.gradients._recorder import Recorder, Static
-from classgrad.gradients._scratch import Area, is_small
+from classgrad.gradients._recorder import Recorder, Static, Written
+from classgrad.gradients._scratch import Area
 from classgrad.gradients._terms import Memory
-
-
-class Written:
-    """Where recordings write directions.
-
-    These are the user's from then on, who may keep them: small ones are written elsewhere and copied.
-    """
-
-    def __init__(self, outs: Sequence[Tensor]) -> None:
-        self._own = [torch.empty_like(out) if is_small(out) else None for out in outs]
-
-    def places(self, outs: Sequence[Tensor]) -> list[Tensor]:
-        """Return where a recording is to write."""
-        return [out if own is None else own for own, out in zip(self._own, outs, strict=True)]
-
-    def found(self, outs: Sequence[Tensor]) -> list[Tensor]:
-        """Return the directions after a replay."""
-        return [out if own is None else own.clone() for own, out in zip(self._own, outs, strict=True)]
 
 
 class Weighing:
