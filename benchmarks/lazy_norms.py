@@ -23,17 +23,18 @@ import json
 import math
 import statistics
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from _arguments import layouts, names
+from _contenders import Step, plain
 from _networks import MODELS
-from step_cost import Step, _step, plain
+from _turns import settle, take_turns, timed_step, warm_up
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -85,14 +86,11 @@ def price(name: str, layout: tuple[int, int], device: str, seconds: float) -> di
     for contender, start in contenders.items():
         torch.manual_seed(1)
         model = make(classes).to(device)
-        runs[contender] = start(model), torch.optim.SGD(model.parameters(), lr=1e-3)
-        for _ in range(3):
-            _step(*runs[contender], device)
-    times: dict[str, list[float]] = {contender: [] for contender in runs}
-    begin = time.perf_counter()
-    while time.perf_counter() - begin < seconds or len(times["plain"]) < 5:
-        for contender, run in runs.items():
-            times[contender].append(_step(*run, device))
+        runs[contender] = partial(timed_step, start(model), torch.optim.SGD(model.parameters(), lr=1e-3), device)
+        runs[contender]()
+        warm_up(runs[contender], device)
+    settle(runs, device)
+    times = take_turns(runs, seconds / len(runs))
     return {contender: statistics.median(values) for contender, values in times.items()}
 
 
@@ -226,7 +224,7 @@ def cells_of(k: int, way: str, found: dict[str, Any]) -> list[str]:
         str(k),
         "–" if k == 1 else way,
         f"{100 * found['exact']:.0f} %",
-        "–" if k == 1 else f"{found['angle']:.1f}° ({found['worst_angle']:.0f}°)",
+        "–" if k == 1 else f"{found['angle']:.1f}° ({found['worst_angle']:.1f}°)",
         "–" if k == 1 else f"{100 * found['length']:.0f} % ({100 * found['worst_length']:.0f} %)",
         _told(found["tau"]) if found["reached"] == found["runs"] else f"{found['reached']} of {found['runs']} reach it",
         *map(_told, (found["peak"], found["final"], found["minority"])),

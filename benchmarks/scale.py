@@ -24,13 +24,14 @@ from typing import Any
 
 import numpy as np
 import sampler_rate
-import step_cost
 import torch
 from _arguments import names
+from _contenders import Contender, captured, plain, plain_captured, with_engine
 from _machine import Row, Rows, machine_name
 from _networks import MODELS, Transformer
 from scale_figures import write_figures
 from scale_tables import tables
+from step_cost import compare
 from torch import Tensor, nn
 
 from classgrad.sampling import ProportionalBatches
@@ -48,16 +49,16 @@ SAMPLER_CLASSES = (10, 1_000)
 Job = tuple[Row, Callable[[], Row]]
 
 
-def contenders(device: str, max_memory: int) -> dict[str, step_cost.Contender]:
+def contenders(device: str, max_memory: int) -> dict[str, Contender]:
     """Plain and fused, as launched and on a GPU as recorded too."""
-    chosen: dict[str, step_cost.Contender] = {
-        "plain": step_cost.plain,
-        "fused": partial(step_cost.with_engine, engine="fused", max_memory=max_memory),
+    chosen: dict[str, Contender] = {
+        "plain": plain,
+        "fused": partial(with_engine, engine="fused", max_memory=max_memory),
     }
     if device == "cuda":
         chosen |= {
-            "plain+capt": step_cost.plain_captured,
-            "captured": partial(step_cost.captured, max_memory=max_memory),
+            "plain+capt": plain_captured,
+            "captured": partial(captured, max_memory=max_memory),
         }
     return chosen
 
@@ -81,7 +82,7 @@ def step_row(make: Callable[[], nn.Module], x: Tensor, y: Tensor, key: Row, seco
             return make()
 
     parameters = sum(p.numel() for p in on_device().parameters())
-    results = step_cost.compare(on_device, x, y, contenders(x.device.type, key["max_memory"]), seconds)
+    results = compare(on_device, x, y, contenders(x.device.type, key["max_memory"]), seconds)
     return {"parameters": parameters, "results": results}
 
 

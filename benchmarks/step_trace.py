@@ -9,9 +9,9 @@ import argparse
 import time
 from collections.abc import Callable
 
-import step_cost
 import torch
 from _arguments import layouts, names
+from _contenders import CONTENDERS
 from _machine import need_gpu
 from _networks import MODELS
 from torch.profiler import ProfilerActivity, profile
@@ -59,7 +59,7 @@ def main() -> None:
         for classes, each in given.layouts:
             x, y = inputs(classes * each).cuda(), torch.arange(classes).repeat_interleave(each).cuda()
             for contender in ("plain+capt", "captured"):
-                run = step_cost.CONTENDERS[contender](make(classes).cuda(), x, y)
+                run = CONTENDERS[contender](make(classes).cuda(), x, y)
                 seconds, found = wall(run), kernels(run)
                 count, total = (sum(values) for values in zip(*found.values(), strict=True))
                 what = f"{name} {classes}x{each} {contender}"
