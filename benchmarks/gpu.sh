@@ -23,7 +23,7 @@ tests() { run -m pytest -q -m gpu -p no:cacheprovider tests/unit/{gradients,trai
 step() {
     local go rivals=fused,captured,plain+capt,split,autogram,autojac
     local what="--tf32 --models simple_cnn,resnet18,transformer,vgg16 --limit 1"
-    run benchmarks/step_cost.py $what --contenders $rivals --seconds 0.2 --json "$out/step.json" --budget "$(left)"
+    run benchmarks/step_cost.py $what --contenders $rivals --seconds 0.3 --json "$out/step.json" --budget "$(left)"
     # the host's part varies from process to process
     for go in 1 2 3; do
         run benchmarks/step_cost.py $what --contenders fused --seconds 0.4 --json "$out/eager-$go.json" \

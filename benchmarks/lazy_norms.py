@@ -10,8 +10,8 @@ read, not repeated.
 
     python benchmarks/lazy_norms.py price [--models mlp,simple_cnn] [--layouts 2x64,10x13] [--seconds 10] [--tf32]
     python benchmarks/lazy_norms.py truth [--problems digits-bi20,gaussian-bi60] [--algorithms pcngd,pcnsgd,pcnsgd+o]
-                                          [--seeds 5] [--steps N] [--look 1] [--ways 2,off,"off held"]
-                                          [--data-dir DIR] [--out runs/lazy-norms]
+                                          [--seeds 5] [--steps N] [--lr RATE] [--look 1]
+                                          [--ways 2,off,"off held"] [--data-dir DIR] [--out runs/lazy-norms]
 
 Both take [--refresh 1,2,5,10,50] [--device cpu|cuda] [--json FILE]. The problem bi7a needs CIFAR and, better, a GPU.
 """
@@ -251,6 +251,7 @@ def show_price(options: argparse.Namespace) -> list[dict[str, Any]]:
 
 def show_truth(options: argparse.Namespace) -> list[dict[str, Any]]:
     rows = []
+    instead = {name: value for name in ("steps", "lr") if (value := getattr(options, name)) is not None}
     head = ["k", "way", "exact steps", "angle", "length error", "τ", "peak, %", "final, %", "minority, %", "MID"]
     for problem in options.problems:
         dataset = load(problem, data_dir=options.data_dir)
@@ -274,7 +275,7 @@ def show_truth(options: argparse.Namespace) -> list[dict[str, Any]]:
                             gradients=False,
                             device=options.device,
                             rule_options=rule_options(k, way),
-                            **{**PROBLEMS[problem], **({"steps": options.steps} if options.steps else {})},
+                            **PROBLEMS[problem] | instead,
                         )
                         group.append(seen(spec, dataset, options.out, options.look))
                     print("\r\033[K", end="", file=sys.stderr)
@@ -298,6 +299,7 @@ def main() -> None:
     parser.add_argument("--algorithms", type=names(ALGORITHMS), default="pcngd,pcnsgd,pcnsgd+o")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--steps", type=int, help="of a run, in place of the problem's own number")
+    parser.add_argument("--lr", type=float, help="learning rate of a run, in place of the problem's own")
     parser.add_argument("--look", type=int, default=1, help="compare one step in so many; coprime to every k")
     parser.add_argument("--ways", type=lambda text: text.split(","), default=["2", "off", "off held"])
     parser.add_argument("--data-dir")
