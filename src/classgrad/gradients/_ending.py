@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
-from dataclasses import fields
 from typing import NamedTuple
 
 import torch
@@ -14,10 +13,11 @@ from classgrad.gradients._combine import Found, class_losses, judge
 from classgrad.gradients._layout import ClassLayout
 from classgrad.gradients._outcomes import Outcome, tensors_behind
 from classgrad.gradients._pack import Member, pack
+from classgrad.gradients._packed import Packed
 from classgrad.gradients._recorder import Recorder, Static, Written, base
 from classgrad.gradients._scratch import Area
 from classgrad.gradients._sheet import Block
-from classgrad.gradients._step import Step
+from classgrad.gradients._step import Step, values_of
 from classgrad.gradients._terms import Dense, Memory, Term
 from classgrad.rules import Rule
 
@@ -101,12 +101,7 @@ class Ending:
         made = [each for each in packs if isinstance(each.term, Dense)]
         for each, out in zip(made, outs, strict=True):
             each.term.weigh_into(step.weights, out)
-        values = {f.name: value for f in fields(step) if (value := getattr(step, f.name)) is not None}
-        names = sorted(values, key=lambda name: -values[name].element_size())  # each starts at a multiple of its size
-        pieces = [values[name].view(torch.uint8) for name in names]
-        self._fields = [(name, values[name].dtype) for name in names]
-        self._sizes = [len(piece) for piece in pieces]
-        self._record = torch.cat(pieces)
+        self._record = Packed(values_of(step))
         return [each.members for each in made]
 
     def replay(
@@ -127,9 +122,7 @@ class Ending:
             places = [typed[spot.dtype].as_strided(spot.shape, spot.strides, spot.start) for spot in self._inputs]
             torch._foreach_copy_(places, [base(tensors[spot.number]) for spot in self._inputs])
         self._replay()
-        pieces = torch.split(self._record.clone(), self._sizes)
-        values = {name: piece.view(dtype) for (name, dtype), piece in zip(self._fields, pieces, strict=True)}
-        return Step(**values), list(zip(self._members, self._written.found(outs), strict=True))
+        return Step(**self._record.copies()), list(zip(self._members, self._written.found(outs), strict=True))
 
 
 def total(squares: Sequence[Tensor]) -> Tensor:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from contextlib import nullcontext
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 import torch
@@ -69,15 +68,17 @@ class LazyNorms:
         """Return q_l of a batch."""
         losses = losses.detach().to(torch.promote_types(losses.dtype, torch.float32))
         each = -torch.expm1(-losses) if self.follow else torch.ones_like(losses)
-        kind = losses.device.type
-        mixed = torch.is_autocast_enabled(kind)
-        with torch.autocast(kind, enabled=False) if mixed else nullcontext():  # a sum on a GPU is a product
-            return layout.sum(each) / layout.examples
+        return layout.sum(each) / layout.examples
 
     def norms(self, extents: Tensor) -> Tensor:
         """Return the norms to go by in a batch with such q_l."""
         assert self._ratios is not None
         return self._ratios * extents
+
+    @property
+    def places(self) -> Hashable:
+        """Where what is remembered of a step, and read for the next, lies on the device."""
+        return tuple(None if values is None else values.data_ptr() for values in (self._ratios, self._facts))
 
     def begin(self) -> None:
         """Take note that a step goes on: after one that fails, and is never noted, the next is exact."""

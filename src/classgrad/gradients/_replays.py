@@ -20,9 +20,11 @@ from classgrad.gradients._fused import other_terms, send_back
 from classgrad.gradients._layout import ClassLayout
 from classgrad.gradients._outcomes import Launched, Locate, Outcome
 from classgrad.gradients._pack import Pack, pack
+from classgrad.gradients._packed import Values
 from classgrad.gradients._recorder import Recorder, Shelf, Tally
 from classgrad.gradients._replayed_calls import Piece, Replaying
 from classgrad.gradients._scratch import Area, Needs, is_small
+from classgrad.gradients._small import Small, Work
 from classgrad.gradients._step import Step
 from classgrad.gradients._terms import Dense, Memory, Term, promote
 from classgrad.gradients._weighing import Weighing
@@ -30,6 +32,8 @@ from classgrad.rules import Normalize, Prefer, Rule, Sum
 
 _MAKE_UPS = 8
 """Make-ups of batches whose recordings are kept."""
+_WORKS = 8
+"""Recordings of work on small tensors that are kept for a make-up."""
 _DIRECTIONS = 2**26
 """Bytes of the direction that are made at once: more come one by one, as the class gradients behind them are let go."""
 
@@ -40,7 +44,7 @@ class Replays:
     def __init__(self, record: bool = True) -> None:
         self._record = record
         self._recorder = Recorder(record)
-        self._make_ups: Shelf[_MakeUp] = Shelf(kept=_MAKE_UPS)
+        self._make_ups: Shelf[MakeUp] = Shelf(kept=_MAKE_UPS)
 
     def __reduce__(self) -> tuple[type[Replays], tuple[bool]]:
         """Have copies record their own."""
@@ -75,7 +79,7 @@ class Replays:
         rule: Rule,
     ) -> tuple[Step, dict[nn.Parameter, Tensor]]:
         """Return the step that the rule makes of the class gradients, and its direction."""
-        make_up = self._make_up(layout, memory) if self._recorder.ready(losses) else None
+        make_up = self.make_up(losses, layout, memory)
         seed = 1 / layout.examples
         others = other_terms(losses, layout, parameters, rest, seed, memory)
         covered = [p for p in parameters if id(p) not in rest]
@@ -99,6 +103,31 @@ class Replays:
         outside += _not_made(outcomes, layout, memory, {id(p) for members, _ in found for p, _ in members})
         outcomes.clear()
         return step, handed_out(found + weigh_packs(outside, [step.weights] * len(outside), finite=False))
+
+    def small(
+        self, make_up: MakeUp | None, key: Hashable, work: Work, layout: ClassLayout, inputs: Sequence[Tensor]
+    ) -> tuple[Values, Small | None]:
+        """Do work on small tensors; return the recording too if it was replayed, until whose next replay they are good.
+
+        ``key`` is what decides about the work beside the make-up of the batch and how the inputs lie.
+        """
+        found = None
+        if make_up is not None and all(map(is_small, inputs)):
+            key = (key, *[(values.shape, values.stride(), values.dtype) for values in inputs])
+            found = make_up.works.get(key)
+            if found is None and make_up.works.due(key):
+                found = Small(work, make_up.layout, inputs)
+                if found.record(self._recorder, work, make_up.layout, inputs):
+                    make_up.works.put(key, found)
+                else:
+                    make_up.works.close()
+                    found = None
+        if found is None:
+            self._recorder.tally.launched += 1
+            return work(layout, *inputs), None
+        self._recorder.tally.replayed += 1
+        found.replay(inputs)
+        return found.made.values, found
 
     def _replayed(
         self,
@@ -152,13 +181,15 @@ class Replays:
         place = self._recorder.place
         return None if work is None else place(work), *[None if is_small(out) else place(out) for out in outs]
 
-    def _make_up(self, layout: ClassLayout, memory: Memory) -> _MakeUp | None:
-        """Return the recordings of batches like this one, None if such a batch is new."""
+    def make_up(self, losses: Tensor, layout: ClassLayout, memory: Memory) -> MakeUp | None:
+        """Return the recordings of batches like this one, None if such a batch is new or nothing can be replayed."""
+        if not self._recorder.ready(losses):
+            return None
         formats = (memory.products, memory.convolutions, *_library_settings())
         key = (layout.make_up.key, layout.order is None, memory.limit, *formats)
         found = self._make_ups.get(key)
         if found is None and self._make_ups.due(key):
-            found = _MakeUp(layout)
+            found = MakeUp(layout)
             self._make_ups.put(key, found)
         if found is not None:
             found.follow(layout)
@@ -185,12 +216,13 @@ class _Ends:
         self.weighed = fit if sum([p.numel() * dtype.itemsize for p, dtype in fit]) <= _DIRECTIONS else ()
 
 
-class _MakeUp:
+class MakeUp:
     """Recordings for batches of the same number of examples of each class."""
 
     def __init__(self, layout: ClassLayout) -> None:
         self.layout = layout.placed()
         self.pieces: dict[Hashable, Piece] = {}
+        self.works: Shelf[Small] = Shelf(kept=_WORKS)
         self._ends: Shelf[_Ends] = Shelf()
         self._latest = layout
 

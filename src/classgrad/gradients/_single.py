@@ -13,7 +13,7 @@ from classgrad.gradients._joint import class_passes
 from classgrad.gradients._layout import ClassLayout
 from classgrad.gradients._lazy import LazyNorms
 from classgrad.gradients._parameters import own_parameters
-from classgrad.gradients._plain import weighted_backward
+from classgrad.gradients._plain import PlainSteps, Weighed
 from classgrad.gradients._recorder import Tally
 from classgrad.gradients._replays import Replays
 from classgrad.gradients._step import Step
@@ -28,48 +28,29 @@ class SingleStep:
         self._basis = basis
         self.norms = norms
         self._replays = Replays(record)
+        self._plain = PlainSteps(self._replays)
 
     def make(self, losses: Tensor, layout: ClassLayout, scaler: GradScaler | None, lazy: bool | None) -> Step:
         """Take the class gradients as far as the rule needs them and write the direction."""
         basis = self._basis
         if not layout.examples:
             return basis.nothing(losses, layout)
-        extents, norms = self._recall(losses, layout, lazy)
+        norms, due = self._recall(losses, layout, lazy)
         scale = scale_of(scaler, losses)
         unwritten: Tensor | float = 1.0  # the part of the scale that is not in the direction
-        f = class_losses(losses, layout) if norms is not None or self._blind() else None
-        parameters = basis.parameters
-        plain = f is not None and (f.is_cuda or bool(f.isfinite().all()))
-        with basis.graph(losses, needed=norms is None or not plain) as graph:
-            plan = None if plain else basis.engines.plan(losses, layout, graph, parameters)
-            if f is not None and plain:
-                step, direction = weighted_backward(
-                    losses, layout, f, scale, basis.rule, parameters, basis.wishes, norms
-                )
-            elif self._streams(plan, layout):
-                step, direction = self._class_by_class(losses, layout, scale)
-                unwritten = scale
-            elif plan is not None and self._replays.suit(losses, layout, basis.rule, basis.wishes, scale):
-                given = (losses, layout, plan.calls, plan.ends, parameters, plan.rest)
-                step, direction = self._replays.step(*given, basis.engines.memory(), basis.rule)
+        weighed = self._weighed(losses, layout, scale, norms) if due or self._blind() else None
+        plain = weighed is not None and (losses.is_cuda or bool(weighed.step.losses.isfinite().all()))
+        with basis.graph(losses, needed=not (due and plain)) as graph:
+            if weighed is not None and plain:
+                step, direction = self._plain.step(weighed, losses, layout, basis.parameters, basis.wishes, norms)
             else:
-                terms = [
-                    basis.engines.terms(losses, layout, plan, parameters, scale / layout.examples, gram=basis.asks_gram)
-                ]
-                step, found = combine(
-                    terms.pop(),  # nobody else holds it, so that it is let go as the direction comes
-                    {} if basis.rule.per == "model" else scope_of(parameters, basis.model, basis.rule),
-                    basis.rule,
-                    class_losses(losses, layout) if f is None else f,
-                    layout,
-                    basis.wishes,
-                    factor=scale,
-                    target=scale,
-                    reference=basis.reference,
-                )
-                direction = handed_out(found)
+                plan = basis.engines.plan(losses, layout, graph, basis.parameters)
+                step, direction, unwritten = self._exact(losses, layout, plan, scale)
+                if norms is not None:
+                    norms.keep(step, norms.extents(losses, layout))
             write(step, direction, basis.sparse, scaler, unwritten)
-            self._remember(step, layout, extents, lazy)
+            if norms is not None and lazy is None:
+                norms.note(layout, exact=step.norms is not None)
             return step
 
     @property
@@ -92,22 +73,46 @@ class SingleStep:
         else:
             self.norms.note(layout, exact=step.norms is not None)
 
-    def _recall(self, losses: Tensor, layout: ClassLayout, lazy: bool | None) -> tuple[Tensor | None, Tensor | None]:
-        """Return what norms are remembered by, and those that a step is to go by, None if it is to take its own."""
+    def _recall(self, losses: Tensor, layout: ClassLayout, lazy: bool | None) -> tuple[LazyNorms | None, bool]:
+        """Return what remembers norms in this step, if anything does, and whether the step is to go by them."""
         unasked = lazy is None and losses.is_cuda and torch.cuda.is_current_stream_capturing()
         if self.norms is None or unasked:  # whoever records a step without saying which kind replays an exact one
-            return None, None
+            return None, False
         due = self.lazy(layout) if lazy is None else lazy
         if lazy is None:
             self.norms.begin()
-        extents = self.norms.extents(losses, layout)
-        return extents, self.norms.norms(extents) if due else None
+        return self.norms, due
 
-    def _remember(self, step: Step, layout: ClassLayout, extents: Tensor | None, lazy: bool | None) -> None:
-        if self.norms is not None and extents is not None:
-            self.norms.keep(step, extents)
-            if lazy is None:
-                self.norms.note(layout, exact=step.norms is not None)
+    def _weighed(self, losses: Tensor, layout: ClassLayout, scale: Tensor | float, norms: LazyNorms | None) -> Weighed:
+        basis = self._basis
+        with basis.quiet(losses):
+            given = (basis.rule, basis.wishes, basis.engines.memory(), norms)
+            return self._plain.weigh(losses, layout, scale, *given)
+
+    def _exact(
+        self, losses: Tensor, layout: ClassLayout, plan: Plan | None, scale: Tensor | float
+    ) -> tuple[Step, Direction, Tensor | float]:
+        """Take the class gradients; return the step, its direction and the part of the scale that is not in it."""
+        basis = self._basis
+        parameters = basis.parameters
+        if self._streams(plan, layout):
+            return *self._class_by_class(losses, layout, scale), scale
+        if plan is not None and self._replays.suit(losses, layout, basis.rule, basis.wishes, scale):
+            given = (losses, layout, plan.calls, plan.ends, parameters, plan.rest)
+            return *self._replays.step(*given, basis.engines.memory(), basis.rule), 1.0
+        terms = [basis.engines.terms(losses, layout, plan, parameters, scale / layout.examples, gram=basis.asks_gram)]
+        step, found = combine(
+            terms.pop(),  # nobody else holds it, so that it is let go as the direction comes
+            {} if basis.rule.per == "model" else scope_of(parameters, basis.model, basis.rule),
+            basis.rule,
+            class_losses(losses, layout),
+            layout,
+            basis.wishes,
+            factor=scale,
+            target=scale,
+            reference=basis.reference,
+        )
+        return step, handed_out(found), 1.0
 
     def _blind(self) -> bool:
         """Whether nothing asks for the classes to be told apart, so that one ordinary backward pass may do."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Literal
 
@@ -50,3 +50,8 @@ class Step:
             elif is_zero:
                 reasons[label] = "zero"
         return reasons
+
+
+def values_of(step: Step) -> dict[str, Tensor]:
+    """Return the tensors of a step by their names."""
+    return {f.name: value for f in fields(step) if (value := getattr(step, f.name)) is not None}

@@ -7,8 +7,9 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from classgrad import ClassGradients
+from classgrad import ClassGradients, Normalize, Sum
 from classgrad.gradients._recorder import Recorder
+from classgrad.gradients._step import values_of
 from classgrad.models import resnet18, simple_cnn
 
 from ._replayed import Mixed, Named, Tokens, convolutional
@@ -53,17 +54,27 @@ def training(grads, inputs, y, count, between):
         x = inputs(len(y), draw)
         labels = y.roll(step)
         made = grads.backward(F.cross_entropy(model(x), labels, reduction="none"), labels)
-        values = [made.norms, made.weights, made.losses, made.counts, *[p.grad for p in model.parameters()]]
+        values = [*values_of(made).values(), *[p.grad for p in model.parameters()]]
         yield [value.cpu() for value in values]  # copies on the device would lie where other things lay
         optimizer.step()
         optimizer.zero_grad()
         between(step)
 
 
-@pytest.mark.parametrize("tf32", [False, True], ids=["float32", "tf32"])
+RULES = {
+    "exact": (Normalize(), [False, True]),
+    "by remembered norms": (Normalize(refresh=4, drift=1e9), [False]),
+    "sum": (Sum(), [False]),
+}
+
+
+@pytest.mark.parametrize(
+    ("rule", "tf32"), [(rule, tf32) for rule, (_, both) in RULES.items() for tf32 in both], ids=str
+)
 @pytest.mark.parametrize(("name", "layout"), ALL, ids=[f"{n}-{c}x{k}" for n, (c, k) in ALL])
-def test_replays_are_what_is_launched_one_by_one(name, layout, tf32):
+def test_replays_are_what_is_launched_one_by_one(name, layout, rule, tf32):
     make, inputs, _ = CASES[name]
+    rule = RULES[rule][0]
     classes, each = layout
     torch.manual_seed(0)
     y = torch.arange(classes).repeat_interleave(each)[torch.randperm(classes * each)].cuda()
@@ -85,10 +96,10 @@ def test_replays_are_what_is_launched_one_by_one(name, layout, tf32):
     torch.set_float32_matmul_precision("high" if tf32 else "highest")
     torch.backends.cudnn.deterministic = True
     try:
-        grads = ClassGradients(model)
+        grads = ClassGradients(model, rule)
         found = list(training(grads, inputs, y, 40, between))
         gc.collect()
-        wanted = list(training(ClassGradients(twin, record=False), inputs, y, 40, lambda step: None))
+        wanted = list(training(ClassGradients(twin, rule, record=False), inputs, y, 40, lambda step: None))
     finally:
         torch.set_float32_matmul_precision(before)
         torch.backends.cudnn.deterministic = False
