@@ -1,5 +1,6 @@
 """Each layer rule with its options, one layer at a time, by every way the engine may take."""
 
+import math
 import warnings
 from dataclasses import replace
 from itertools import product
@@ -12,6 +13,7 @@ from torch.nn.modules.conv import _ConvNd
 
 from classgrad import ClassGradients, Normalize
 from classgrad.gradients._scratch import Scratch
+from classgrad.gradients.layers import _normalization
 from classgrad.gradients.layers._conv import windows
 
 from ._reference import cross_entropy, flat_grad, flat_gradients, unit_sum
@@ -292,3 +294,15 @@ def test_patches_are_those_of_torch_and_flattened_without_a_copy(format):
     wanted = nn.functional.unfold(x, layer.kernel_size, layer.dilation, 0, layer.stride)
     assert torch.equal(rows, wanted.mT)
     assert rows.flatten(0, 1).data_ptr() == rows.data_ptr()
+    behind = windows(x, layer(x.float()).shape[2:], layer, Scratch(), last=True)
+    kernel = math.prod(layer.kernel_size)
+    assert torch.equal(behind, wanted.mT.unflatten(2, (3, kernel)).mT.flatten(2))
+    assert behind.flatten(0, 1).data_ptr() == behind.data_ptr()
+
+
+@pytest.mark.parametrize("at_a_time", [1, 12, 13, 100, 2**18])
+def test_products_of_channels_a_few_at_a_time(at_a_time, monkeypatch):
+    monkeypatch.setattr(_normalization, "_PRODUCTS", at_a_time)
+    b, x = values(4, 5), values(4, 5).flip(2)
+    torch.testing.assert_close(_normalization._channel_dot(b, x), (b * x).sum(2))
+    assert _normalization._channel_dot(b[:0], x[:0]).shape == (0, 4)

@@ -110,13 +110,16 @@ def test_a_cpu_works_in_the_same_places_again():
     assert scratch.fresh("a", (3, 4), like).data_ptr() != scratch.place("a", (3, 4), like).data_ptr()
 
 
+@pytest.mark.parametrize("last", [False, True])
 @pytest.mark.parametrize("padding", [(2,), (1, 0), (0, 3), (1, 2, 0)])
-def test_padded(padding):
+def test_padded(padding, last):
     scratch = Scratch()
     for size in (5, 3, 6):
         x = torch.randn(2, 3, *(size + k for k in range(len(padding))))
         wanted = F.pad(x, [p for p in reversed(padding) for _ in range(2)])
-        assert torch.equal(padded(x, padding, scratch), wanted)
+        found = padded(x, padding, scratch, last)
+        assert torch.equal(found, wanted)
+        assert found.stride(1) == 1 or not last
 
 
 def test_gathered_and_contiguous():

@@ -28,10 +28,16 @@ from classgrad.gradients._terms import Dense, Memory, Sums, Term
 from classgrad.gradients.layers._linear import ExamplesTerm
 
 
-def padded(x: Tensor, padding: tuple[int, ...], scratch: Scratch) -> Tensor:
-    """Return x between zeros, as many at either end of each dimension as its padding."""
-    shape = (*x.shape[:2], *[size + 2 * p for size, p in zip(x.shape[2:], padding, strict=True)])
+def padded(x: Tensor, padding: tuple[int, ...], scratch: Scratch, last: bool = False) -> Tensor:
+    """Return x between zeros, as many at either end of each dimension as its padding.
+
+    With ``last`` the channels of each pixel lie side by side in memory.
+    """
+    examples, channels, *sizes = x.shape
+    wide = [size + 2 * p for size, p in zip(sizes, padding, strict=True)]
+    shape = (examples, *wide, channels) if last else (examples, channels, *wide)
     out = scratch.place("padded", shape, x).zero_()
+    out = out.movedim(-1, 1) if last else out
     inside = out
     for dimension, (size, p) in enumerate(zip(x.shape[2:], padding, strict=True), 2):
         inside = inside.narrow(dimension, p, size)
@@ -39,14 +45,18 @@ def padded(x: Tensor, padding: tuple[int, ...], scratch: Scratch) -> Tensor:
     return out
 
 
-def windows(x: Tensor, size: torch.Size, module: _ConvNd, scratch: Scratch) -> Tensor:
+def windows(x: Tensor, size: torch.Size, module: _ConvNd, scratch: Scratch, last: bool = False) -> Tensor:
     """Return the patches of a padded x that the kernel sees, as rows (N, positions, channels × kernel).
 
-    ``size`` is the number of positions per dimension. One strided view and one copy.
+    ``size`` is the number of positions per dimension. One strided view and one copy. With ``last`` rows are kernel ×
+    channels: where those of a pixel lie side by side, whole lines are copied, which takes a CPU a tenth of the time.
     """
     options = (tuple(module.kernel_size), tuple(module.stride), tuple(module.dilation))
     shape, strides, flat = _windowed(x.shape, x.stride(), size, *options)
     patches = x.as_strided(shape, strides, x.storage_offset())
+    if last:
+        patches = patches.movedim(1 + len(size), -1)
+        return scratch.place("rows", patches.shape, x).copy_(patches).view(flat)
     if x.device.type == "cpu":
         return by_columns("rows", patches, 1 + len(size), scratch).view(flat)
     return scratch.place("rows", shape, x).copy_(patches).view(flat)
@@ -127,11 +137,18 @@ class ConvTerm(ExamplesTerm):
 
     def as_rows(self, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
         """Return examples as rows, (N, positions, channels × kernel) and (N, positions, channels)."""
+        return self._as_rows(a, b, last=False)
+
+    def paired(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
+        """Return a range of classes as rows, on a CPU (N, positions, kernel × channels)."""
+        return self._as_rows(*self.grouped(start, stop), last=self.b.device.type == "cpu")
+
+    def _as_rows(self, a: Tensor, b: Tensor, last: bool) -> tuple[Tensor, Tensor]:
         slid, rows = (b, a) if self.module.transposed else (a, b)
         scratch = self.memory.scratch
-        if any(self.padding):
-            slid = padded(slid, self.padding, scratch)
-        patches, rows = windows(slid, rows.shape[2:], self.module, scratch), rows.flatten(2).transpose(1, 2)
+        if any(self.padding) or last:
+            slid = padded(slid, self.padding, scratch, last)
+        patches, rows = windows(slid, rows.shape[2:], self.module, scratch, last), rows.flatten(2).transpose(1, 2)
         return patches, by_columns("columns", rows, 2, scratch) if rows.device.type == "cpu" else rows
 
     def _output_padding(self) -> list[int]:

@@ -123,6 +123,10 @@ class ExamplesTerm(Term):
         """Return a range of classes in class order as rows."""
         return self.as_rows(*self.grouped(start, stop))
 
+    def paired(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
+        """Return them with their columns in any order, for products of rows with each other."""
+        return self.rows(start, stop)
+
     @abstractmethod
     def as_rows(self, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
         """Return examples as rows, (N, R, D) and (N, R, O), of which b^T a is the gradient."""
@@ -195,14 +199,14 @@ class ExamplesTerm(Term):
             limit, sizes = self.memory.limit, self.layout.sizes
             parts = self.parts(0, self.classes)
             return torch.cat(
-                [ghost_square_norms(*self.rows(i, j), sizes[i:j], self.owners(i, j), limit) for i, j in parts]
+                [ghost_square_norms(*self.paired(i, j), sizes[i:j], self.owners(i, j), limit) for i, j in parts]
             )
         return super().square_norms()
 
     def gram(self) -> Tensor:
         """Return the Gram matrix, likewise."""
         if self.without(gram=True):
-            return ghost_gram(*self.rows(0, self.classes), self.classes, self.owners(0, self.classes))
+            return ghost_gram(*self.paired(0, self.classes), self.classes, self.owners(0, self.classes))
         return super().gram()
 
 

@@ -17,6 +17,9 @@ from classgrad.gradients._registry import LayerRule, Through, add_rule, leading
 from classgrad.gradients._taps import Call
 from classgrad.gradients._terms import Dense, Memory, Sums, Term, promote
 
+_PRODUCTS = 2**18
+"""Products of a CPU at a time: it takes longer to be handed out memory for many than to make them."""
+
 PerExampleSums = Callable[[Call, Tensor, frozenset[str]], dict[str, Tensor]]
 
 
@@ -160,8 +163,10 @@ def _group_norm_through(
 def _channel_dot(b: Tensor, x: Tensor) -> Tensor:
     """Return Σ b x over the positions of each example's channel: (N, C, ...) to (N, C)."""
     left, right = (v.reshape(v.shape[0] * v.shape[1], -1) for v in (b, x))
-    dots: Tensor = torch.linalg.vecdot(left, right)
-    return dots.view(b.shape[:2])
+    channels = len(left) if b.is_cuda else max(1, _PRODUCTS // max(1, left.shape[1]))
+    parts = zip(torch.split(left, channels), torch.split(right, channels), strict=True)
+    dots = [torch.linalg.vecdot(*part) for part in parts]
+    return (dots[0] if len(dots) == 1 else torch.cat(dots)).view(b.shape[:2])
 
 
 def _channel_sums(call: Call, b: Tensor, wanted: frozenset[str], normal: Callable[[], Tensor]) -> dict[str, Tensor]:
