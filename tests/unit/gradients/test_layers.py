@@ -305,4 +305,3 @@ def test_products_of_channels_a_few_at_a_time(at_a_time, monkeypatch):
     monkeypatch.setattr(_normalization, "_PRODUCTS", at_a_time)
     b, x = values(4, 5), values(4, 5).flip(2)
     torch.testing.assert_close(_normalization._channel_dot(b, x), (b * x).sum(2))
-    assert _normalization._channel_dot(b[:0], x[:0]).shape == (0, 4)
