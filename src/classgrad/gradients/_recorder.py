@@ -31,7 +31,10 @@ are one launch each anyway."""
 
 @dataclass
 class Tally:
-    """What became of the pieces of steps so far: each layer's work and the end of each step are one."""
+    """What became of the pieces of steps so far: each layer's work and the end of each step are one.
+
+    Of a step that makes one plain backward pass, what comes before that and what comes after it are.
+    """
 
     recorded: int = 0
     """Recordings that were made."""
