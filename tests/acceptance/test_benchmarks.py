@@ -26,6 +26,11 @@ def called(script: str, *arguments: str, folder: Path) -> subprocess.CompletedPr
             "--models mlp --layouts 2x2 --contenders fused,through,split --seconds 0.01",
             "| mlp | 2 × 2 |",
         ),
+        (
+            "step_cost",
+            "--models mlp --layouts 2x2 --contenders fused,autogram --seconds 0.01 --limit 1e-9",
+            " | – | – |",
+        ),
         ("lazy_norms", "price --models mlp --layouts 2x2 --seconds 0.05 --refresh 1,2", "| mlp | 2 × 2 |"),
         (
             "lazy_norms",
