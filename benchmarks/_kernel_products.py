@@ -13,9 +13,9 @@ from torch.nn import functional as F
 
 from classgrad.gradients import kernels
 from classgrad.gradients._layout import ClassLayout
-from classgrad.gradients._products import class_products
-from classgrad.gradients._terms import Memory, weigh
 from classgrad.gradients.layers._conv import ConvTerm
+from classgrad.gradients.terms._products import class_products
+from classgrad.gradients.terms._terms import Memory, weigh
 
 
 @dataclass(frozen=True)

@@ -98,8 +98,8 @@ def _watched(case: Case) -> Iterator[None]:
             return
         refusal = AssertionError("a backward pass per class where one pass covers everything")
         with (
-            mock.patch("classgrad.gradients._engines.joint_terms", side_effect=refusal),
-            mock.patch("classgrad.gradients._fused.joint_terms", side_effect=refusal),
+            mock.patch("classgrad.gradients.engines._engines.joint_terms", side_effect=refusal),
+            mock.patch("classgrad.gradients.engines._fused.joint_terms", side_effect=refusal),
         ):
             yield
 

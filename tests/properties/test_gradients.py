@@ -9,9 +9,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from classgrad import Bisect, ClassGradients, Normalize, Prefer, Rule, Sum
-from classgrad.gradients._ghost import ghost_gram, ghost_square_norms
 from classgrad.gradients._layout import class_layout
-from classgrad.gradients._products import class_products
+from classgrad.gradients.terms._ghost import ghost_gram, ghost_square_norms
+from classgrad.gradients.terms._products import class_products
 
 RULES: list[Rule] = [Sum(), Normalize(), Normalize(per="layer"), Bisect(), Prefer(Normalize(), {1: 0.5})]
 rules = st.sampled_from(RULES)
@@ -136,7 +136,7 @@ def test_ghost_identities(sizes, positions, seed, limit, whole):
     torch.testing.assert_close(class_products(a, b, sizes), expected)
     flat = expected.flatten(1)
     owners = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes))
-    with mock.patch.multiple("classgrad.gradients._cost", _WHOLE_BATCH=whole, _LEAST_BLOCK=1):
+    with mock.patch.multiple("classgrad.gradients.terms._cost", _WHOLE_BATCH=whole, _LEAST_BLOCK=1):
         torch.testing.assert_close(ghost_square_norms(a, b, sizes, owners, limit), flat.square().sum(1))
     torch.testing.assert_close(ghost_gram(a, b, len(sizes), owners), flat @ flat.T)
 
@@ -146,7 +146,7 @@ def test_a_row_that_is_not_finite_stays_in_its_class():
     torch.manual_seed(0)
     a, b = torch.randn(sum(sizes), 2, 3), torch.randn(sum(sizes), 2, 4)
     owners = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes))
-    with mock.patch.multiple("classgrad.gradients._cost", _WHOLE_BATCH=0, _LEAST_BLOCK=1):
+    with mock.patch.multiple("classgrad.gradients.terms._cost", _WHOLE_BATCH=0, _LEAST_BLOCK=1):
         clean = ghost_square_norms(a, b, sizes, owners, 2**30)
         a[9], b[4] = torch.inf, torch.nan
         found = ghost_square_norms(a, b, sizes, owners, 2**30)

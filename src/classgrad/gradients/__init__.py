@@ -10,14 +10,14 @@ function of device tensors, ``RecordedUpdate`` of an optimizer, and ``step_laid_
 """
 
 from classgrad.gradients._by_class import refresh_by_class, step_by_class, step_laid_out
-from classgrad.gradients._captured import CapturedStep
 from classgrad.gradients._class_gradients import ClassGradients
 from classgrad.gradients._layout import ClassLayout, class_layout
-from classgrad.gradients._recorded_update import RecordedUpdate, why_not
-from classgrad.gradients._recordings import Recordings, Unrecordable
-from classgrad.gradients._registry import register_layer
 from classgrad.gradients._step import Step
 from classgrad.gradients._table import GradientTable, Verification
+from classgrad.gradients.captured._captured import CapturedStep
+from classgrad.gradients.captured._recorded_update import RecordedUpdate, why_not
+from classgrad.gradients.captured._recordings import Recordings, Unrecordable
+from classgrad.gradients.layers._registry import register_layer
 
 __all__ = [
     "CapturedStep",

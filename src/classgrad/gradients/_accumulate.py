@@ -12,7 +12,7 @@ from torch.distributed import ProcessGroup
 from classgrad._errors import InputError
 from classgrad.gradients._combine import Reference, Terms
 from classgrad.gradients._layout import ClassLayout
-from classgrad.gradients._terms import Dense, Memory, Term, promote
+from classgrad.gradients.terms._terms import Dense, Memory, Term, promote
 
 
 class Accumulator:

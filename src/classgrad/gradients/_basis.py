@@ -13,13 +13,13 @@ from classgrad._errors import InputError
 from classgrad.gradients._accumulate import Accumulator
 from classgrad.gradients._checks import check_labels, check_losses
 from classgrad.gradients._combine import Reference, Wishes, class_losses, refuse, scope_of
-from classgrad.gradients._engines import Engines
-from classgrad.gradients._graph import NO_GRAPH, Graph, read_graph
 from classgrad.gradients._layout import ClassLayout, Layouts
 from classgrad.gradients._parameters import own_parameters
 from classgrad.gradients._step import Step
 from classgrad.gradients._stream import ClassStream
 from classgrad.gradients._write import sparse_parameters
+from classgrad.gradients.engines._engines import Engines
+from classgrad.gradients.engines._graph import NO_GRAPH, Graph, read_graph
 from classgrad.rules import Rule
 
 

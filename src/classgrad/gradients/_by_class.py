@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from classgrad.gradients._class_gradients import ClassGradients
-from classgrad.gradients._joint import gradients_of
 from classgrad.gradients._layout import ClassLayout
 from classgrad.gradients._step import Step
 from classgrad.gradients._write import write
+from classgrad.gradients.engines._joint import gradients_of
 
 LossOf = Callable[[Tensor], Tensor]
 """From examples to one loss for each."""

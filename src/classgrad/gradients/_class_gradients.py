@@ -18,16 +18,16 @@ from classgrad.gradients._accumulate import Accumulator
 from classgrad.gradients._basis import Basis
 from classgrad.gradients._checks import check_choice, check_group, check_labels, check_rule, check_settings
 from classgrad.gradients._combine import Reference, Wishes
-from classgrad.gradients._engines import Engine, Engines
 from classgrad.gradients._layout import ClassLayout, declared_classes
 from classgrad.gradients._lazy import LazyNorms, lazy_norms
 from classgrad.gradients._micro_batches import LossFunction, MicroBatches
-from classgrad.gradients._recorder import Tally
 from classgrad.gradients._research import gradient_table, verification
 from classgrad.gradients._select import holds, select
 from classgrad.gradients._single import SingleStep
 from classgrad.gradients._step import Step
 from classgrad.gradients._table import GradientTable, Verification
+from classgrad.gradients.engines._engines import Engine, Engines
+from classgrad.gradients.replays._recorder import Tally
 from classgrad.rules import Normalize, Rule
 
 Outcome = Literal["skip", "error"]

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from classgrad._errors import InputError
 from classgrad.gradients._layout import ClassLayout
-from classgrad.gradients._pack import Member, Pack, pack, parts
 from classgrad.gradients._step import Step
-from classgrad.gradients._terms import Term, promote
+from classgrad.gradients.terms._pack import Member, Pack, pack, parts
+from classgrad.gradients.terms._terms import Term, promote
 from classgrad.rules import ClassStatistics, Rule
 
 Terms = Mapping[nn.Parameter, Term]

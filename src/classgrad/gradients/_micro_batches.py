@@ -14,12 +14,12 @@ from classgrad.gradients._accumulate import Accumulator
 from classgrad.gradients._basis import Basis
 from classgrad.gradients._checks import check_labels
 from classgrad.gradients._combine import combine, handed_out, scope_of
-from classgrad.gradients._joint import gradients_of
 from classgrad.gradients._layout import ClassLayout
 from classgrad.gradients._select import class_parts, examples_of, select
 from classgrad.gradients._step import Step
 from classgrad.gradients._stream import ClassStream
 from classgrad.gradients._write import scale_of, write
+from classgrad.gradients.engines._joint import gradients_of
 
 LossFunction = Callable[[Any, Tensor], Tensor]
 

@@ -9,15 +9,15 @@ from torch import Tensor, nn
 from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 
 from classgrad.gradients._combine import Wishes, class_losses, refuse, weigh_blindly
-from classgrad.gradients._joint import all_finite, distinct, gradients_of, is_finite, largest
 from classgrad.gradients._layout import ClassLayout
 from classgrad.gradients._lazy import LazyNorms
-from classgrad.gradients._packed import Values
-from classgrad.gradients._replays import MakeUp, Replays
-from classgrad.gradients._small import Small
 from classgrad.gradients._step import Step, values_of
 from classgrad.gradients._stream import Direction
-from classgrad.gradients._terms import Memory
+from classgrad.gradients.engines._joint import all_finite, distinct, gradients_of, is_finite, largest
+from classgrad.gradients.replays._packed import Values
+from classgrad.gradients.replays._replays import MakeUp, Replays
+from classgrad.gradients.replays._small import Small
+from classgrad.gradients.terms._terms import Memory
 from classgrad.rules import Rule
 
 

@@ -12,11 +12,11 @@ from classgrad._errors import InputError
 from classgrad.gradients._accumulate import Accumulator
 from classgrad.gradients._basis import Basis
 from classgrad.gradients._combine import class_losses
-from classgrad.gradients._joint import joint_terms
 from classgrad.gradients._layout import ClassLayout
 from classgrad.gradients._select import class_parts, select
 from classgrad.gradients._table import GradientTable, Verification, relative_errors
-from classgrad.gradients._terms import Memory
+from classgrad.gradients.engines._joint import joint_terms
+from classgrad.gradients.terms._terms import Memory
 
 
 def gradient_table(basis: Basis, losses: Tensor, y: Tensor | ClassLayout) -> GradientTable:

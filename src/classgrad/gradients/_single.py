@@ -8,17 +8,17 @@ from torch.amp.grad_scaler import GradScaler
 
 from classgrad.gradients._basis import Basis
 from classgrad.gradients._combine import class_losses, combine, handed_out, scope_of
-from classgrad.gradients._engines import Plan
-from classgrad.gradients._joint import class_passes
 from classgrad.gradients._layout import ClassLayout
 from classgrad.gradients._lazy import LazyNorms
 from classgrad.gradients._parameters import own_parameters
 from classgrad.gradients._plain import PlainSteps, Weighed
-from classgrad.gradients._recorder import Tally
-from classgrad.gradients._replays import Replays
 from classgrad.gradients._step import Step
 from classgrad.gradients._stream import Direction
 from classgrad.gradients._write import scale_of, write
+from classgrad.gradients.engines._engines import Plan
+from classgrad.gradients.engines._joint import class_passes
+from classgrad.gradients.replays._recorder import Tally
+from classgrad.gradients.replays._replays import Replays
 
 
 class SingleStep:

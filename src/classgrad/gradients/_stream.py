@@ -12,7 +12,7 @@ from classgrad._errors import InputError
 from classgrad.gradients._combine import Reference, Scopes, Wishes, combine, handed_out, refuse
 from classgrad.gradients._layout import one_class
 from classgrad.gradients._step import Step
-from classgrad.gradients._terms import Dense, Memory, promote
+from classgrad.gradients.terms._terms import Dense, Memory, promote
 from classgrad.rules import Rule
 
 Direction = dict[nn.Parameter, Tensor]

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from classgrad.gradients._combine import Terms
-from classgrad.gradients._terms import Term
+from classgrad.gradients.terms._terms import Term
 
 
 @dataclass(frozen=True, eq=False)

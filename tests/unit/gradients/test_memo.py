@@ -9,9 +9,9 @@ from torch import nn
 from torch.nn import functional as F
 
 from classgrad import ClassGradients
-from classgrad.gradients._cost import RECORDED, ghost_is_cheaper, kernel_is_cheaper, kind_of
 from classgrad.gradients._layout import class_layout
 from classgrad.gradients._memo import _KEPT, Memo, make_up_of
+from classgrad.gradients.terms._cost import RECORDED, ghost_is_cheaper, kernel_is_cheaper, kind_of
 
 from ._reference import flat_grad
 

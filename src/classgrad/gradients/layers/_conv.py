@@ -12,7 +12,11 @@ from torch.nn import functional as F
 from torch.nn.modules.conv import _ConvNd
 
 from classgrad.gradients import kernels
-from classgrad.gradients._cost import (
+from classgrad.gradients._layout import ClassLayout
+from classgrad.gradients.layers._linear import ExamplesTerm
+from classgrad.gradients.layers._registry import LayerRule, add_rule
+from classgrad.gradients.layers._taps import Call
+from classgrad.gradients.terms._cost import (
     ghost_is_cheaper,
     has_many_rows,
     kernel_is_cheaper,
@@ -20,12 +24,8 @@ from classgrad.gradients._cost import (
     kind_of,
     rows_are_cheaper,
 )
-from classgrad.gradients._layout import ClassLayout
-from classgrad.gradients._registry import LayerRule, add_rule
-from classgrad.gradients._scratch import Scratch
-from classgrad.gradients._taps import Call
-from classgrad.gradients._terms import Dense, Memory, Sums, Term
-from classgrad.gradients.layers._linear import ExamplesTerm
+from classgrad.gradients.terms._scratch import Scratch
+from classgrad.gradients.terms._terms import Dense, Memory, Sums, Term
 
 
 def padded(x: Tensor, padding: tuple[int, ...], scratch: Scratch, last: bool = False) -> Tensor:

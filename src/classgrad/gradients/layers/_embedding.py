@@ -7,11 +7,11 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from classgrad.gradients._cost import kind_of
 from classgrad.gradients._layout import ClassLayout
-from classgrad.gradients._registry import LayerRule, add_rule
-from classgrad.gradients._taps import Call
-from classgrad.gradients._terms import Dense, Memory, Term, promote
+from classgrad.gradients.layers._registry import LayerRule, add_rule
+from classgrad.gradients.layers._taps import Call
+from classgrad.gradients.terms._cost import kind_of
+from classgrad.gradients.terms._terms import Dense, Memory, Term, promote
 
 _GPU_ROWS = 8
 """Rows of tables on a GPU that cost no more than one that was looked up, which is nearly all operations."""

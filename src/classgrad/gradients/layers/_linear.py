@@ -11,7 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from classgrad.gradients import kernels
-from classgrad.gradients._cost import (
+from classgrad.gradients._layout import ClassLayout
+from classgrad.gradients.layers._registry import LayerRule, add_rule, leading
+from classgrad.gradients.layers._taps import Call
+from classgrad.gradients.terms._cost import (
     Cost,
     ghost_is_cheaper,
     kernel_gathers,
@@ -21,12 +24,9 @@ from classgrad.gradients._cost import (
     rates,
     tile_of,
 )
-from classgrad.gradients._ghost import ghost_gram, ghost_square_norms
-from classgrad.gradients._layout import ClassLayout
-from classgrad.gradients._products import class_products, equal_products
-from classgrad.gradients._registry import LayerRule, add_rule, leading
-from classgrad.gradients._taps import Call
-from classgrad.gradients._terms import HALF, Dense, Memory, Sums, Term, promote, weigh
+from classgrad.gradients.terms._ghost import ghost_gram, ghost_square_norms
+from classgrad.gradients.terms._products import class_products, equal_products
+from classgrad.gradients.terms._terms import HALF, Dense, Memory, Sums, Term, promote, weigh
 
 
 class ExamplesTerm(Term):

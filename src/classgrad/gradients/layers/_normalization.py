@@ -13,9 +13,9 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from classgrad.gradients import kernels
 from classgrad.gradients._layout import ClassLayout
-from classgrad.gradients._registry import LayerRule, Through, add_rule, leading
-from classgrad.gradients._taps import Call
-from classgrad.gradients._terms import Dense, Memory, Sums, Term, promote
+from classgrad.gradients.layers._registry import LayerRule, Through, add_rule, leading
+from classgrad.gradients.layers._taps import Call
+from classgrad.gradients.terms._terms import Dense, Memory, Sums, Term, promote
 
 _PRODUCTS = 2**18
 """Products of a CPU at a time: it takes longer to be handed out memory for many than to make them."""

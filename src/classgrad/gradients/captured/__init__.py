@@ -1,0 +1,1 @@
+"""Whole steps, or any function of tensors on a GPU, as one CUDA graph."""

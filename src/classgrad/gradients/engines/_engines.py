@@ -1,0 +1,170 @@
+"""The choice of engine for a graph, with everything that must be remembered between steps."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from classgrad.gradients._combine import Terms
+from classgrad.gradients._layout import ClassLayout
+from classgrad.gradients.engines._audit import Calls, covered_calls, may_mix, mixing_layer, probe, uncovered
+from classgrad.gradients.engines._capture import Capture, check_unmodified
+from classgrad.gradients.engines._fused import fused_terms
+from classgrad.gradients.engines._graph import Graph
+from classgrad.gradients.engines._joint import joint_terms
+from classgrad.gradients.layers._registry import rule_of
+from classgrad.gradients.terms._scratch import Scratch
+from classgrad.gradients.terms._terms import Memory
+
+Engine = Literal["auto", "fused", "joint", "split"]
+
+_PROBES = 8
+"""Steps in a row that are probed for mixing if no probe is conclusive."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What the fused engine may do on a graph."""
+
+    calls: Calls
+    """The layer calls that a rule applies to."""
+    ends: Calls
+    """How far a backward pass has to go to come by all of them."""
+    rest: frozenset[int]
+    """Ids of parameters that need a backward pass per class, for themselves alone."""
+
+
+class Engines:
+    """Makes class gradients of a model's losses, by the fused engine where it is exact and by ``joint`` elsewhere."""
+
+    def __init__(self, model: nn.Module, engine: Engine, max_memory: int, mixing: Sequence[type[nn.Module]]) -> None:
+        self.fused = engine in ("auto", "fused")
+        self.max_memory = max_memory
+        self.mixing = tuple(mixing)
+        self._may_mix = may_mix(model, self.mixing)
+        self.names: dict[nn.Module, str] = {module: name or "the model" for name, module in model.named_modules()}
+        self._mixers: dict[tuple[object, ...], str | None] = {}
+        self._doubtful: dict[tuple[object, ...], int] = {}
+        self._ends: dict[tuple[int, ...], set[int]] = {}
+        self._warned: set[str] = set()
+        self._scratch = Scratch()
+        self._capture = Capture(model.modules() if self.fused else (), _has_rule)
+
+    def close(self) -> None:
+        """Remove the hooks."""
+        self._capture.close()
+
+    def abandon(self) -> None:
+        """Leave the hooks to remove themselves when they are called next."""
+        self._capture.abandon()
+
+    @property
+    def closed(self) -> bool:
+        """Whether the hooks are gone."""
+        return self._capture.closed
+
+    @property
+    def holding(self) -> bool:
+        """Whether there is anything to release."""
+        return self._capture.holding
+
+    @contextmanager
+    def forward(self, layout: ClassLayout, rest: bool) -> Iterator[None]:
+        """Let the layers run on a batch of this layout, unwatched if the step will not need to know what they saw."""
+        capture = self._capture
+        capture.resting, capture.recorded = rest, layout.recorded
+        try:
+            yield
+        finally:
+            capture.resting = capture.recorded = False
+
+    def release(self, graph: Graph) -> None:
+        """Let go of what the layers of a graph saw."""
+        self._capture.release(graph.marked)
+
+    def memory(self) -> Memory:
+        """Return what the class gradients of a step may take."""
+        return Memory(self.max_memory, self._scratch)
+
+    def terms(
+        self,
+        losses: Tensor,
+        layout: ClassLayout,
+        plan: Plan | None,
+        parameters: Sequence[nn.Parameter],
+        seed: Tensor | float,
+        *,
+        gram: bool = False,
+        keep_graph: bool = False,
+    ) -> Terms:
+        """Return ``seed`` times the sums of the example gradients of each class."""
+        memory = self.memory()
+        if plan is None:
+            return joint_terms(losses, layout, parameters, seed, memory, keep_graph)
+        return fused_terms(losses, layout, plan.calls, plan.ends, parameters, plan.rest, seed, memory, gram, keep_graph)
+
+    def plan(
+        self, losses: Tensor, layout: ClassLayout, graph: Graph, parameters: Sequence[nn.Parameter]
+    ) -> Plan | None:
+        """Return what the fused engine may do on this graph, or None if the step needs ``joint``."""
+        if not self.fused:
+            return None
+        mixer = mixing_layer(self._may_mix, self.names, self.mixing)
+        if mixer is not None:
+            self._warn(f"Layer {mixer} mixes the examples of a batch", len(layout))
+            return None
+        calls = covered_calls(self._capture.calls(graph.marked), layout.examples)
+        check_unmodified((each.call for each in calls if not each.rule.blind.issuperset(each.parameters)), self.names)
+        mixer = self._audit(losses, layout, graph, calls)
+        if mixer is not None:
+            self._warn(f"Something after layer {mixer} mixes the examples of a batch", len(layout))
+            return None
+        return Plan(calls, self._ends_of(graph, calls), uncovered(graph, calls, parameters))
+
+    def _ends_of(self, graph: Graph, calls: Calls) -> Calls:
+        """Return the calls that have no other below them; worked out once for each form of graph."""
+        numbers = {graph.nodes[each.node]: each for each in calls}
+        key = (graph.form, *numbers)
+        lowest = self._ends.get(key)
+        if lowest is None:
+            lowest = self._ends[key] = graph.lowest(numbers)
+        return [each for number, each in numbers.items() if number in lowest]
+
+    def _audit(self, losses: Tensor, layout: ClassLayout, graph: Graph, calls: Calls) -> str | None:
+        """Look for mixing that no layer type tells; costs backward passes, so once for each form of graph.
+
+        Where a probe was not conclusive it is made again: at the next steps, then at ever fewer of them.
+        """
+        modes = tuple(module.training for module in self.names)  # an operation may mix in one mode and not in another
+        key = (graph.form, *(id(each.call.module) for each in calls), len(layout) > 1, modes)
+        if key in self._mixers:
+            return self._mixers[key]
+        steps = self._doubtful[key] = self._doubtful.get(key, 0) + 1
+        recording = losses.is_cuda and torch.cuda.is_current_stream_capturing()
+        if recording or (steps > _PROBES and steps & (steps - 1)):
+            return None
+        found = probe(losses, layout, calls, self.names)
+        if found.conclusive:
+            self._mixers[key] = found.mixer
+            del self._doubtful[key]
+        return found.mixer
+
+    def _warn(self, finding: str, classes: int) -> None:
+        if finding in self._warned:
+            return
+        self._warned.add(finding)
+        warnings.warn(
+            f"{finding}, so class gradients take one backward pass per class ({classes} instead of 1); "
+            "classgrad.models.to_group_norm(model) replaces batch by group normalization.",
+            stacklevel=6,
+        )
+
+
+def _has_rule(module: nn.Module) -> bool:
+    return rule_of(module) is not None and any(True for _ in module.parameters(recurse=False))
