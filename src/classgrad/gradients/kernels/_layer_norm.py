@@ -130,7 +130,7 @@ def _run(
 ) -> tuple[Tensor | None, Tensor]:
     """Return dx and the classes' sums for the weight and, if there is a mean, next to them those for the bias."""
     dy, x = dy.contiguous(), x.contiguous()
-    given = (mean is not None, rstd is not None, weight is not None, with_input)
+    given = (mean is not None, rstd is not None, weight is not None and with_input, with_input)
     chunks, launch = segments.settled(_settle, x.shape, width, float(eps), *given)
     dx = torch.empty_like(x) if with_input and out is None else out
     parts = x.new_empty(chunks.slots, width if mean is None else 2 * width)

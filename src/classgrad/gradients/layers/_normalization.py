@@ -63,7 +63,7 @@ def _layer_norm_through(
     width = math.prod(module.normalized_shape)
     grouped = layout.adds_at_once
     segments = layout.segments if grouped else layout.singles
-    given = (b, call.input, *call.saved, module.weight, segments, width)
+    given = (b, call.input, *call.saved, call.weight, segments, width)
     x, *sums = kernels.layer_norm_backward(*given, with_input=with_input, out=out)
     if len(module.normalized_shape) > 1:
         sums = [values.view(-1, *module.normalized_shape) for values in sums]
@@ -156,7 +156,7 @@ def _group_norm_through(
 ) -> tuple[Tensor | None, dict[str, Term]]:
     module = cast(nn.GroupNorm, call.module)
     assert call.saved is not None
-    x, *sums = kernels.group_norm_backward(b, call.input, *call.saved, module.weight, module.num_groups, out=out)
+    x, *sums = kernels.group_norm_backward(b, call.input, *call.saved, call.weight, module.num_groups, out=out)
     return x, {name: Sums(values, layout, memory) for name, values in zip(("weight", "bias"), sums, strict=True)}
 
 

@@ -27,7 +27,8 @@ _NO_KEYWORDS: dict[str, Any] = {}
 class Call:
     """One call of a layer in a forward pass: its module as it was then, and what went in.
 
-    ``sink`` is set while a step is made; ``saved`` are the mean and inverse deviation of a normalization.
+    ``sink`` is set while a step is made; ``saved`` are the mean and inverse deviation of a normalization, ``weight`` is
+    what it then multiplied by, which need not be the module's own or still be there in the backward pass.
     """
 
     __slots__ = (
@@ -41,6 +42,7 @@ class Call:
         "sink",
         "training",
         "version",
+        "weight",
     )
 
     def __init__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> None:
@@ -53,6 +55,7 @@ class Call:
         self.version = self._version()
         self.shape = output.shape
         self.saved = _saved_statistics(output) if isinstance(module, (nn.GroupNorm, nn.LayerNorm)) else None
+        self.weight: Tensor | None = None if self.saved is None else module.weight
         self.sink: Sink | None = None
 
     def _version(self) -> int:
@@ -75,7 +78,7 @@ class Call:
 
     def release(self) -> None:
         """Let go of what went in: the step has made use of it."""
-        self.inputs, self.kwargs, self.saved = (), _NO_KEYWORDS, None
+        self.inputs, self.kwargs, self.saved, self.weight = (), _NO_KEYWORDS, None, None
 
     def modified(self) -> bool:
         """Whether an input was changed in place since, so that the layer's gradient can no longer be had from it."""
@@ -182,6 +185,8 @@ def _has_kernel(call: Call, output: Tensor, recorded: bool) -> bool:
     """Whether a kernel makes the input's gradient along with the parameters', in a node that is worth its while."""
     if call.saved is None or not kernels.available(output) or call.input.dtype != output.dtype:
         return False
+    if call.weight is not None and not call.weight.is_contiguous():
+        return False
     module: Any = call.module
     if isinstance(module, nn.GroupNorm):
         return True
@@ -224,9 +229,10 @@ class _Normalization(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         """Return the input's gradient as the step made it on its way, or as torch does outside of a step."""
         call = ctx.call
+        saved = ctx.saved_tensors  # raises, as torch's own node does, if any was changed in place since
         if call is not None and call.sink is not None:
             return None, call.sink(call, gradient, True), None, None
-        return None, *_plain_backward(ctx.module, gradient, ctx.saved_tensors, ctx.needs_input_grad[1:])
+        return None, *_plain_backward(ctx.module, gradient, saved, ctx.needs_input_grad[1:])
 
 
 def _plain_backward(

@@ -132,7 +132,7 @@ class Replaying(Taker):
         out = torch.empty_like(call.input) if through and not is_small(call.input) else None
         work = piece.needs.memory(b)
         written = (out, fresh, None if block is None else block.rows, work)
-        places = self._places(tensors, *written, *call.module._parameters.values())
+        places = self._places(tensors, *written, *call.module._parameters.values(), call.weight)
         recording = piece.shelf.get(places)
         if recording is not None and self._recorder.ready(b):
             self._replay(recording, tensors, each, block, fresh)

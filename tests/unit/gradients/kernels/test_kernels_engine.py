@@ -87,3 +87,79 @@ def test_directions_and_norms(sizes, shuffled, rows, ghost, weighs, format, monk
     torch.testing.assert_close(found.norms, expected.norms, rtol=3e-3, atol=0)
     for name, value in reference.items():
         assert (direction[name] - value).norm() <= 3e-3 * value.norm(), name
+
+
+def normalized(kind):
+    norm = nn.GroupNorm(2, 8) if kind == "group" else nn.LayerNorm(8)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, 8), norm, nn.Tanh(), nn.Linear(8, 3)).to(DEVICE)
+    nn.init.normal_(norm.weight)
+    return model, torch.randn(12, 5, device=DEVICE), torch.arange(12, device=DEVICE) % 3
+
+
+@pytest.fixture
+def with_kernels(monkeypatch):
+    monkeypatch.setattr(kernels, "available", lambda tensor: tensor.dtype == torch.float32)
+    monkeypatch.setattr("classgrad.gradients._layout.make_up_of", MakeUp)  # what others found is forgotten
+    monkeypatch.setattr("classgrad.gradients.layers._taps._FEW", 0)
+
+
+def both_engines(model, losses, y, before=lambda: None):
+    found = []
+    for engine in ("fused", "joint"):
+        model.zero_grad()
+        with ClassGradients(model, engine=engine, norms=True) as grads:
+            values = losses()
+            before()
+            made = grads.backward(values, y)
+        found.append([made.norms, *[p.grad for p in model.parameters() if p.grad is not None]])
+    for ours, expected in zip(*found, strict=True):
+        torch.testing.assert_close(ours, expected, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["group", "layer"])
+def test_normalizations_called_with_other_weights(kind, with_kernels):
+    model, x, y = normalized(kind)
+    mask = torch.tensor([0.0, 1, 3, 0, 2, -1, 0.5, 1], device=DEVICE)
+
+    def losses():
+        other = {"1.weight": model[1].weight * mask}
+        return F.cross_entropy(torch.func.functional_call(model, other, (x,)), y, reduction="none")
+
+    both_engines(model, losses, y)
+
+
+@pytest.mark.parametrize("kind", ["group", "layer"])
+def test_normalizations_whose_weights_are_replaced_before_the_backward_pass(kind, with_kernels):
+    model, x, y = normalized(kind)
+    own = model[1].weight
+
+    def losses():
+        model[1].weight = own
+        return F.cross_entropy(model(x), y, reduction="none")
+
+    def before():
+        model[1].weight = nn.Parameter(own.detach() * 5)
+
+    both_engines(model, losses, y, before)
+
+
+@pytest.mark.parametrize("kind", ["group", "layer"])
+def test_normalizations_whose_weights_have_gaps_in_memory(kind, with_kernels):
+    model, x, y = normalized(kind)
+    model[1].weight = nn.Parameter(torch.randn(8, 2, device=DEVICE)[:, 0])
+    both_engines(model, lambda: F.cross_entropy(model(x), y, reduction="none"), y)
+
+
+@pytest.mark.parametrize("kind", ["group", "layer"])
+def test_a_weight_that_was_changed_in_place_is_noticed_at_every_step(kind, with_kernels):
+    model, x, y = normalized(kind)
+    with ClassGradients(model) as grads:
+        for step in range(3):
+            losses = F.cross_entropy(model(x), y, reduction="none")
+            if step < 2:
+                grads.backward(losses, y)
+        with torch.no_grad():
+            model[1].weight.mul_(5)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            grads.backward(losses, y)
