@@ -73,17 +73,11 @@ class Basis:
         return check_labels(y, len(losses), losses.device)
 
     @contextmanager
-    def quiet(self, losses: Tensor) -> Iterator[None]:
-        """Let no gradients and no autocast be while a step is worked on."""
+    def graph(self, losses: Tensor, needed: bool = True) -> Iterator[Graph]:
+        """Read the graph of a step; no gradients and no autocast while it is worked on, and no trace of it after."""
         kind = losses.device.type
         mixed = torch.is_autocast_enabled(kind)
         with torch.no_grad(), torch.autocast(kind, enabled=False) if mixed else nullcontext():
-            yield
-
-    @contextmanager
-    def graph(self, losses: Tensor, needed: bool = True) -> Iterator[Graph]:
-        """Read the graph of a step, which is worked on :meth:`quiet`; there is no trace of it after."""
-        with self.quiet(losses):
             graph = read_graph(losses, self._forms) if needed or self.engines.holding else NO_GRAPH
             try:
                 yield graph

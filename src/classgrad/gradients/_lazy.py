@@ -24,7 +24,8 @@ class LazyNorms:
     GPU is never waited for beyond that step, and every device decides alike. In doubt the answer is exact.
 
     A step has a part on the device (:meth:`keep`), which can be recorded in a CUDA graph, and one on the host
-    (:meth:`note`), which comes after every step, replayed or not.
+    (:meth:`note`), which comes after every step, replayed or not. Recordings write to the memory that they found, so
+    what is kept of one kind stays where it is as long as the object lives, which is as long as they do.
     """
 
     def __init__(self, refresh: int, drift: float, follow: bool) -> None:
@@ -39,7 +40,8 @@ class LazyNorms:
         self._trained: list[bool] = []
         self._ratios: Tensor | None = None
         self._facts: Tensor | None = None
-        """f^(l) of the latest step, and 1 for each class that went well in it: stays where it is, as the ratios do."""
+        """f^(l) of the latest step, and 1 for each class that went well in it."""
+        self._memory: dict[Hashable, Tensor] = {}
         self._told = torch.empty(0)
         self._arrived: torch.cuda.Event | None = None
         self._unread: list[int] | None = None
@@ -76,9 +78,9 @@ class LazyNorms:
         return self._ratios * extents
 
     @property
-    def places(self) -> Hashable:
-        """Where what is remembered of a step, and read for the next, lies on the device."""
-        return tuple(None if values is None else values.data_ptr() for values in (self._ratios, self._facts))
+    def source(self) -> Hashable:
+        """What a recording that goes by the norms is told apart by: it reads them where they lie."""
+        return self, None if self._ratios is None else self._ratios.data_ptr()
 
     def begin(self) -> None:
         """Take note that a step goes on: after one that fails, and is never noted, the next is exact."""
@@ -93,11 +95,10 @@ class LazyNorms:
         good = step.finite & (extents > 0)
         if step.norms is not None:
             good = good & (step.norms > 0)
-        dtype = torch.promote_types(step.losses.dtype, torch.float32)
-        facts = torch.stack((step.losses.to(dtype), good.to(dtype)))
-        self._facts = _overwritten(self._facts, facts)
+        # Of one type whatever the losses are: recordings write it while the host knows nothing of their types.
+        self._facts = self._held("facts", torch.stack((step.losses.float(), good.float())))
         if step.norms is not None:
-            self._ratios = _overwritten(self._ratios, step.norms / extents.where(extents > 0, 1))
+            self._ratios = self._held("ratios", step.norms / extents.where(extents > 0, 1))
 
     def note(self, layout: ClassLayout, exact: bool) -> None:
         """Count a step whose facts are kept, and send for them."""
@@ -140,7 +141,15 @@ class LazyNorms:
         if self._age:
             self._labels, self._sizes, self._trained = state["labels"], state["sizes"], state["trained"]
             self._base, self._latest = state["base"], state["latest"]
-            self._ratios = _overwritten(self._ratios, state["ratios"].to(device))
+            self._ratios = self._held("ratios", state["ratios"].to(device))
+
+    def _held(self, use: str, values: Tensor) -> Tensor:
+        """Return the values in the memory for such values."""
+        key = (use, values.shape, values.dtype, values.device)
+        place = self._memory.get(key)
+        if place is None:
+            place = self._memory[key] = torch.empty_like(values)
+        return place.copy_(values)
 
     def _read(self) -> None:
         """Take in the facts of the latest step; on a GPU this waits for that step and no longer."""
@@ -164,13 +173,6 @@ def lazy_norms(rule: Rule) -> LazyNorms | None:
     """Return what a rule with ``refresh`` needs, if it is one whose weights come from the model's class norms alone."""
     lazy = rule.refresh > 1 and rule.needs == {"norms"} and rule.per == "model"
     return LazyNorms(rule.refresh, rule.drift, rule.follow) if lazy else None
-
-
-def _overwritten(kept: Tensor | None, values: Tensor) -> Tensor:
-    """Return the values in the memory of those kept before, where recordings read them, if they are alike."""
-    if kept is None or kept.shape != values.shape or kept.dtype != values.dtype or kept.device != values.device:
-        return values.clone()
-    return kept.copy_(values)
 
 
 def _moved(before: float, after: float, factor: float) -> bool:

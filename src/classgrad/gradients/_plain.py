@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from torch import Tensor, nn
 from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 
-from classgrad.gradients._combine import Wishes, class_losses, refuse, weigh_blindly
+from classgrad.gradients._basis import Basis
+from classgrad.gradients._combine import class_losses, refuse, weigh_blindly
 from classgrad.gradients._layout import ClassLayout
 from classgrad.gradients._lazy import LazyNorms
 from classgrad.gradients._step import Step, values_of
@@ -17,12 +18,11 @@ from classgrad.gradients.engines._joint import all_finite, distinct, gradients_o
 from classgrad.gradients.replays._packed import Values
 from classgrad.gradients.replays._replays import MakeUp, Replays
 from classgrad.gradients.replays._small import Small
-from classgrad.gradients.terms._terms import Memory
 from classgrad.rules import Rule
 
 
 @dataclass(frozen=True)
-class Weighed:
+class _Weighed:
     """The classes of a batch as they are weighed before its backward pass."""
 
     step: Step
@@ -32,9 +32,9 @@ class Weighed:
     """By which norms are remembered, if they are."""
     replays: bool
     """Whether such a step may be replayed, and so is never waited for."""
-    make_up: MakeUp | None
+    make_up: MakeUp | None = None
     """What steps on such batches replay, if any came before."""
-    recording: Small | None
+    recording: Small | None = None
     """What was replayed to weigh them, if anything was."""
 
 
@@ -44,61 +44,50 @@ class PlainSteps:
     def __init__(self, replays: Replays) -> None:
         self._replays = replays
 
-    def weigh(
-        self,
-        losses: Tensor,
-        layout: ClassLayout,
-        scale: Tensor | float,
-        rule: Rule,
-        wishes: Wishes,
-        memory: Memory,
-        norms: LazyNorms | None = None,
-    ) -> Weighed:
-        """Weigh the classes, by remembered ``norms`` if any."""
-
-        def work(layout: ClassLayout, losses: Tensor) -> Values:
-            return _weigh(losses, layout, scale, rule, norms)
-
-        if not self._replays.suit(losses, layout, rule, wishes, scale):
-            values = work(layout, losses)
-            return Weighed(_step(values), values["seeds"], values.get("extents"), False, None, None)
-        make_up = self._replays.make_up(losses, layout, memory)
-        key = ("weigh", repr(rule), scale, None if norms is None else norms.places)
-        values, recording = self._replays.small(make_up, key, work, layout, [losses.detach()])
-        seeds, extents = values["seeds"], values.get("extents")
-        if recording is not None:
-            seeds = seeds.clone()  # hooks may see them in the backward pass, and keep them
-        return Weighed(_step(values), seeds, extents, True, make_up, recording)
-
     def step(
-        self,
-        weighed: Weighed,
-        losses: Tensor,
-        layout: ClassLayout,
-        parameters: Sequence[nn.Parameter],
-        wishes: Wishes,
-        norms: LazyNorms | None = None,
+        self, losses: Tensor, layout: ClassLayout, basis: Basis, scale: Tensor | float, norms: LazyNorms | None = None
     ) -> tuple[Step, Direction]:
-        """Make one ordinary backward pass with each example's loss weighed as its class.
+        """Make one backward pass with each example's loss weighed as its class, by remembered ``norms`` if any.
 
         A gradient that is not finite leaves no direction for any class.
         """
+        weighed = self._weigh(losses, layout, basis, scale, norms)
+        parameters = basis.parameters
         gradients = gradients_of(losses, parameters, weighed.seeds, retain_graph=False)
         direction = distinct({p: g for p, g in zip(parameters, gradients, strict=True) if g is not None})
         pieces = _pieces(direction, join=losses.is_cuda or weighed.replays)
         if weighed.replays:
-            top = largest(piece for _, piece in pieces) if pieces else losses.new_zeros(())
+            top = largest([piece for _, piece in pieces], like=losses)
             step, finite = self._finish(weighed, layout, top, norms)
         else:
             finite = all_finite(piece for _, piece in pieces)
             step = _finish(weighed, finite, norms)
         if weighed.replays or losses.is_cuda or not bool(finite):
             direction = {p: g for piece in pieces for p, g in _parts(*piece, finite)}
-        refuse(step, wishes)
+        refuse(step, basis.wishes)
         return step, direction
 
+    def _weigh(
+        self, losses: Tensor, layout: ClassLayout, basis: Basis, scale: Tensor | float, norms: LazyNorms | None
+    ) -> _Weighed:
+        rule = basis.rule
+
+        def work(layout: ClassLayout, losses: Tensor) -> Values:
+            return _weigh(losses, layout, scale, rule, norms)
+
+        if not self._replays.suit(losses, layout, rule, basis.wishes, scale):
+            values = work(layout, losses)
+            return _Weighed(_step(values), values["seeds"], values.get("extents"), replays=False)
+        make_up = self._replays.make_up(losses, layout, basis.engines.memory())
+        key = ("weigh", repr(rule), scale, None if norms is None else norms.source)
+        values, recording = self._replays.small(make_up, key, work, layout, [losses.detach()])
+        seeds, extents = values["seeds"], values.get("extents")
+        if recording is not None:
+            seeds = seeds.clone()  # hooks may see them in the backward pass, and keep them
+        return _Weighed(_step(values), seeds, extents, True, make_up, recording)
+
     def _finish(
-        self, weighed: Weighed, layout: ClassLayout, top: Tensor, norms: LazyNorms | None
+        self, weighed: _Weighed, layout: ClassLayout, top: Tensor, norms: LazyNorms | None
     ) -> tuple[Step, Tensor]:
         """Do what is left to do when the gradient's largest element is known; say whether that is finite, too."""
 
@@ -127,7 +116,7 @@ def _weigh(losses: Tensor, layout: ClassLayout, scale: Tensor | float, rule: Rul
     return {**values_of(step), "seeds": seeds, **({} if extents is None else {"extents": extents})}
 
 
-def _finish(weighed: Weighed, finite: Tensor, norms: LazyNorms | None) -> Step:
+def _finish(weighed: _Weighed, finite: Tensor, norms: LazyNorms | None) -> Step:
     """Return the step of a gradient that is ``finite``, and have norms remember what it saw."""
     step = weighed.step
     if finite.is_cuda or weighed.replays or not bool(finite):

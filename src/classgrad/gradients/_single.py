@@ -11,7 +11,7 @@ from classgrad.gradients._combine import class_losses, combine, handed_out, scop
 from classgrad.gradients._layout import ClassLayout
 from classgrad.gradients._lazy import LazyNorms
 from classgrad.gradients._parameters import own_parameters
-from classgrad.gradients._plain import PlainSteps, Weighed
+from classgrad.gradients._plain import PlainSteps
 from classgrad.gradients._step import Step
 from classgrad.gradients._stream import Direction
 from classgrad.gradients._write import scale_of, write
@@ -38,11 +38,10 @@ class SingleStep:
         norms, due = self._recall(losses, layout, lazy)
         scale = scale_of(scaler, losses)
         unwritten: Tensor | float = 1.0  # the part of the scale that is not in the direction
-        weighed = self._weighed(losses, layout, scale, norms) if due or self._blind() else None
-        plain = weighed is not None and (losses.is_cuda or bool(weighed.step.losses.isfinite().all()))
+        plain = (due or self._blind()) and (losses.is_cuda or bool(losses.isfinite().all()))
         with basis.graph(losses, needed=not (due and plain)) as graph:
-            if weighed is not None and plain:
-                step, direction = self._plain.step(weighed, losses, layout, basis.parameters, basis.wishes, norms)
+            if plain:
+                step, direction = self._plain.step(losses, layout, basis, scale, norms)
             else:
                 plan = basis.engines.plan(losses, layout, graph, basis.parameters)
                 step, direction, unwritten = self._exact(losses, layout, plan, scale)
@@ -82,12 +81,6 @@ class SingleStep:
         if lazy is None:
             self.norms.begin()
         return self.norms, due
-
-    def _weighed(self, losses: Tensor, layout: ClassLayout, scale: Tensor | float, norms: LazyNorms | None) -> Weighed:
-        basis = self._basis
-        with basis.quiet(losses):
-            given = (basis.rule, basis.wishes, basis.engines.memory(), norms)
-            return self._plain.weigh(losses, layout, scale, *given)
 
     def _exact(
         self, losses: Tensor, layout: ClassLayout, plan: Plan | None, scale: Tensor | float

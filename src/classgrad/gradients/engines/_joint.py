@@ -63,20 +63,26 @@ def distinct(gradients: dict[nn.Parameter, Tensor]) -> dict[nn.Parameter, Tensor
 
 def all_finite(gradients: Iterable[Tensor]) -> Tensor:
     """Return whether all elements of all gradients are finite, as a tensor: a GPU is not waited for."""
-    values = [g.coalesce().values() if g.is_sparse else g for g in gradients]
+    values = _elements(gradients)
     # A finite sum has finite terms, and costs a CPU a twentieth of the largest element; one that is not may overflow.
     if all(not v.is_cuda and bool(v.sum().isfinite()) for v in values):
         return torch.tensor(True)
-    return is_finite(largest(values))
+    return is_finite(largest(values, like=values[0]))
 
 
-def largest(gradients: Iterable[Tensor]) -> Tensor:
-    """Return the largest element by size, NaN if there is one."""
-    values = [g.coalesce().values() if g.is_sparse else g for g in gradients]
+def largest(gradients: Iterable[Tensor], like: Tensor) -> Tensor:
+    """Return the largest element by size, NaN if there is one; without any 0, ``like`` what is given."""
+    values = _elements(gradients)
     if len(values) > 1:
         return torch.nn.utils.get_total_norm(values, torch.inf)
-    top: Tensor = torch.linalg.vector_norm(values[0], torch.inf)
+    top: Tensor = torch.linalg.vector_norm(values[0], torch.inf) if values else like.new_zeros(())
     return top
+
+
+def _elements(gradients: Iterable[Tensor]) -> list[Tensor]:
+    """Return the gradients that have any, without the zeros of sparse ones."""
+    values = [g.coalesce().values() if g.is_sparse else g for g in gradients]
+    return [v for v in values if v.numel()]
 
 
 def is_finite(number: Tensor) -> Tensor:

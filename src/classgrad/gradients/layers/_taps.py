@@ -55,7 +55,8 @@ class Call:
         self.version = self._version()
         self.shape = output.shape
         self.saved = _saved_statistics(output) if isinstance(module, (nn.GroupNorm, nn.LayerNorm)) else None
-        self.weight: Tensor | None = None if self.saved is None else module.weight
+        weight: Any = None if self.saved is None else module.weight
+        self.weight: Tensor | None = weight
         self.sink: Sink | None = None
 
     def _version(self) -> int:

@@ -148,7 +148,7 @@ def test_other_places_for_what_is_remembered_are_found(tmp_path):
             for each in (grads, plain):
                 norms = each._single.norms
                 state = each.state_dict()
-                norms._ratios = norms._facts = None
+                norms._memory.clear()
                 each.load_state_dict(state)
 
     ours = steps(model, grads, images, before=before, count=12)
