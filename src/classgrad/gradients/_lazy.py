@@ -13,6 +13,9 @@ from classgrad.gradients._layout import ClassLayout
 from classgrad.gradients._step import Step
 from classgrad.rules import Rule
 
+_FACTS, _RATIOS = "facts", "ratios"
+"""f^(l) of the latest step, and 1 for each class that went well in it; ‖g_l‖/q_l of the latest exact one."""
+
 
 class LazyNorms:
     """The class norms of the last exact step, and whether the next step may go by them.
@@ -39,8 +42,6 @@ class LazyNorms:
         self._sizes: list[int] = []
         self._trained: list[bool] = []
         self._ratios: Tensor | None = None
-        self._facts: Tensor | None = None
-        """f^(l) of the latest step, and 1 for each class that went well in it."""
         self._memory: dict[Hashable, Tensor] = {}
         self._told = torch.empty(0)
         self._arrived: torch.cuda.Event | None = None
@@ -57,6 +58,8 @@ class LazyNorms:
             self.forget()
             self._trained = list(trained)
         if self._underway or not 0 < self._age < self.refresh or layout.labels != self._labels:
+            return False
+        if self._ratios is None or self._ratios.device != layout.index.device:
             return False
         self._read()
         rows = zip(layout.sizes, self._sizes, self._base, self._latest, strict=True)
@@ -95,29 +98,28 @@ class LazyNorms:
         good = step.finite & (extents > 0)
         if step.norms is not None:
             good = good & (step.norms > 0)
-        # Of one type whatever the losses are: recordings write it while the host knows nothing of their types.
-        self._facts = self._held("facts", torch.stack((step.losses.float(), good.float())))
+        # Of one type whatever the losses are, so that whoever replays a recording knows where it wrote them.
+        self._held(_FACTS, torch.stack((step.losses.float(), good.float())))
         if step.norms is not None:
-            self._ratios = self._held("ratios", step.norms / extents.where(extents > 0, 1))
+            self._ratios = self._held(_RATIOS, step.norms / extents.where(extents > 0, 1))
 
     def note(self, layout: ClassLayout, exact: bool) -> None:
         """Count a step whose facts are kept, and send for them."""
-        assert self._facts is not None
+        facts = self._memory[_FACTS, torch.Size((2, len(layout))), torch.float32, layout.index.device]
         if exact:
             self._age = 0
             self._labels, self._sizes, self._base = layout.labels, layout.sizes, []
         self._underway = False
         self._age += 1
         self._unread = layout.sizes
-        if not self._facts.is_cuda:
-            self._told = self._facts.cpu().clone()
+        if not facts.is_cuda:
+            self._told = facts.clone()
             return
-        if self._told.shape != self._facts.shape or self._told.dtype != self._facts.dtype:
-            self._told = torch.empty(self._facts.shape, dtype=self._facts.dtype, pin_memory=True)
+        if self._arrived is None or self._told.shape != facts.shape:
+            self._told = torch.empty(facts.shape, dtype=facts.dtype, pin_memory=True)
             self._arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        assert self._arrived is not None
-        self._told.copy_(self._facts, non_blocking=True)
-        self._arrived.record(torch.cuda.current_stream(self._facts.device))
+        self._told.copy_(facts, non_blocking=True)
+        self._arrived.record(torch.cuda.current_stream(facts.device))
 
     def state_dict(self) -> dict[str, Any]:
         """Give everything the next decision depends on, as a tensor and plain values; nothing if there is nothing."""
@@ -141,7 +143,7 @@ class LazyNorms:
         if self._age:
             self._labels, self._sizes, self._trained = state["labels"], state["sizes"], state["trained"]
             self._base, self._latest = state["base"], state["latest"]
-            self._ratios = self._held("ratios", state["ratios"].to(device))
+            self._ratios = self._held(_RATIOS, state["ratios"].to(device))
 
     def _held(self, use: str, values: Tensor) -> Tensor:
         """Return the values in the memory for such values."""

@@ -174,6 +174,18 @@ def test_remembered_norms_are_those_of_the_cpu_and_nothing_is_waited_for(nothing
     torch.testing.assert_close(directions, expected, rtol=1e-8, atol=1e-10)
 
 
+def test_norms_that_were_taken_on_another_device_are_not_gone_by():
+    model, (x, y) = small_net(), batch()
+    grads = ClassGradients(model, Normalize(refresh=9, drift=1e9))
+    kinds = []
+    for device in ("cpu", "cuda", "cpu"):
+        model.to(device)
+        for _ in range(2):
+            model.zero_grad()
+            kinds.append(grads.backward(cross_entropy(model(x.to(device)), y.to(device)), y.to(device)).norms is None)
+    assert kinds == [False, True] * 3
+
+
 def test_exact_and_lazy_steps_can_be_recorded_and_replayed_in_turns():
     (x, y), labels = batch(), torch.arange(3)
     x, y = x.cuda(), y.cuda()

@@ -159,6 +159,29 @@ def test_other_places_for_what_is_remembered_are_found(tmp_path):
     assert recorder.replayed > recorder.made > 3
 
 
+def test_a_state_of_other_classes_is_taken_up():
+    """What a replay writes is read although the latest exact step was of other classes."""
+    made = []
+    for rests in (False, True):
+        torch.manual_seed(0)
+        model = convolutional().double()
+        grads, recorder = acted(model, Normalize(refresh=40, drift=1.5))
+        recorder.rests = rests
+        states = []
+
+        def before(step, grads=grads, states=states):
+            if step == 10:
+                states.append(grads.state_dict())
+            elif step == 11:
+                grads.load_state_dict(states.pop())
+
+        found = steps(model, grads, images, lambda step: LABELS.roll(step) % (2 if step == 10 else 3), before, count=16)
+        made.append([[step.weights, *gradients] for step, gradients in found])
+        assert (recorder.replayed > recorder.made > 0) != rests
+    for ours, theirs in zip(*made, strict=True):
+        assert all(same(mine, other) for mine, other in zip(ours, theirs, strict=True))
+
+
 def test_a_rule_that_is_changed_back_and_forth():
     """What comes after the backward pass is told apart by what came before it."""
     rules = [Sum(), Prefer(Sum(), {1: 3.0})]
