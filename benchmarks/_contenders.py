@@ -154,6 +154,8 @@ CONTENDERS: dict[str, Contender] = {
     "vmap": per_sample,
 }
 
+FIXED = ("captured", "plain+capt", "autogram", "autojac", "vmap")
+"""Those that go by the labels as they were at first."""
 OURS = ("fused", "fused+gram", "through", "captured", "joint", "split")
 
 

@@ -24,8 +24,14 @@ WARM_UP = 24
 """Steps of one contender alone, on a GPU."""
 
 
-def timed_step(gradient: Callable[[], object], optimizer: torch.optim.Optimizer, device: str) -> float:
-    """Make a step and return its seconds."""
+def timed_step(
+    gradient: Callable[[], object],
+    optimizer: torch.optim.Optimizer,
+    device: str,
+    before: Callable[[], object] = lambda: None,
+) -> float:
+    """Make a step and return its seconds, without those of what comes ``before``."""
+    before()
     if device == "cuda":
         torch.cuda.synchronize()
     start = time.perf_counter()

@@ -5,11 +5,12 @@ them alike; --turn 1 has them change after every step. The table shows the ratio
 of peak memory, with what a contender holds between steps (a GPU's recordings) behind a plus. Labels come shuffled, the
 harder order for the fused engine (the samplers of classgrad.sampling group a batch by class); --grouped shows that one.
 `through` is the fused engine with the forward left to it (backward_through), which then brings the batch into class
-order first.
+order first. The batch is the same at every step, and so are the labels unless they are dealt out anew (--fresh), which
+is for contenders that look at them at every step: not for captured, plain+capt, autogram, autojac and vmap.
 
     python benchmarks/step_cost.py [--models simple_cnn,mlp] [--layouts 2x64,10x13] [--contenders fused,joint]
                                    [--device cpu|cuda] [--seconds 3] [--limit 20] [--grouped] [--tf32] [--max-memory 2]
-                                   [--json FILE] [--budget 300] [--turn 8]
+                                   [--json FILE] [--budget 300] [--turn 8] [--fresh]
 """
 
 from __future__ import annotations
@@ -26,17 +27,21 @@ import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from functools import partial
+from itertools import cycle
 from pathlib import Path
 
 import torch
 from _arguments import layouts, names
-from _contenders import CONTENDERS, GRAPHS, MAX_MEMORY, OURS, Contender, hopeless
+from _contenders import CONTENDERS, FIXED, GRAPHS, MAX_MEMORY, OURS, Contender, hopeless
 from _machine import Row, Rows, machine_name
 from _networks import MODELS
 from _turns import MOST, Run, settle, take_turns, timed_step, warm_up
 from torch import Tensor, nn
 
 from classgrad import ClassGradients
+
+ORDERS = 64
+"""Orders of fresh labels: more than there are layouts that ClassGradients keeps."""
 
 
 def measure(
@@ -48,6 +53,7 @@ def measure(
     grouped: bool = False,
     limit: float = 20.0,
     turn: int = MOST,
+    fresh: bool = False,
 ) -> dict[str, dict]:
     """Compare the contenders on one of the models and a batch of so many classes times so many examples of each."""
     classes, per_class = layout
@@ -56,7 +62,13 @@ def measure(
     x = inputs(classes * per_class).to(device)
     y = torch.arange(classes).repeat_interleave(per_class).to(device)
     y = y if grouped else y[torch.randperm(len(y))]
-    return compare(partial(make, classes), x, y, contenders, seconds, limit, turn)
+    return compare(partial(make, classes), x, y, contenders, seconds, limit, turn, _dealer(y) if fresh else lambda: y)
+
+
+def _dealer(y: Tensor) -> Callable[[], Tensor]:
+    """Return what deals labels out anew, in place, none of the last orders again."""
+    orders = cycle([y[torch.randperm(len(y))] for _ in range(ORDERS)])
+    return lambda: y.copy_(next(orders))
 
 
 def compare(
@@ -67,8 +79,12 @@ def compare(
     seconds: float,
     limit: float = 20.0,
     turn: int = MOST,
+    before: Callable[[], object] = lambda: None,
 ) -> dict[str, dict]:
-    """Time the contenders in turns until each had its share of the seconds; report ratios to the plain step."""
+    """Time the contenders in turns until each had its share of the seconds; report ratios to the plain step.
+
+    What comes ``before`` every step is not counted.
+    """
     device = x.device.type
     classes = len(y.unique())
     steps: dict[str, Run] = {}
@@ -87,7 +103,7 @@ def compare(
         try:
             reserved = _reserved(device)
             step = prepare(model, x, y)
-            run = partial(timed_step, step, optimizer, device)
+            run = partial(timed_step, step, optimizer, device, before)
             took = run()
             if base and took > limit and (took := run()) > limit:  # the first step may set things up
                 results[contender] = {"failed": f"{took:.0f} s per step"}
@@ -170,12 +186,16 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=3.0, help="time for each contender of a row")
     parser.add_argument("--limit", type=float, default=20.0, help="leave out what would take longer per step")
     parser.add_argument("--grouped", action="store_true", help="labels in class order")
+    parser.add_argument("--fresh", action="store_true", help="labels in another order at every step")
     parser.add_argument("--tf32", action="store_true", help="let matrix products of a GPU use TF32")
     parser.add_argument("--max-memory", type=float, default=MAX_MEMORY / 2**30, help="of ClassGradients, in GiB")
     parser.add_argument("--json", type=Path, help="file of the rows, made or gone on with")
     parser.add_argument("--budget", type=float, default=float("inf"), help="seconds after which no new row is begun")
     parser.add_argument("--turn", type=int, default=MOST, help="steps that a contender makes in a row at most")
     options = parser.parse_args()
+    if options.fresh and (options.grouped or (fixed := [c for c in options.contenders if c in FIXED])):
+        what = "--grouped" if options.grouped else f"contenders {', '.join(fixed)}"
+        parser.error(f"argument --fresh: labels that change are not for {what}")
     contenders = ["plain", *(c for c in options.contenders if c != "plain")]
     held = {"max_memory": round(options.max_memory * 2**30)}
     chosen = {c: partial(CONTENDERS[c], **(held if c in OURS else {})) for c in contenders}
@@ -196,12 +216,13 @@ def main() -> None:
         for layout in options.layouts:
             key = {"model": name, "layout": list(layout), "contenders": contenders}
             key |= {"grouped": options.grouped, "tf32": options.tf32, "turn": options.turn, **held}
+            key |= {"fresh": True} if options.fresh else {}
             found = rows.find(key)
             if found is None:
                 if time.monotonic() - start > options.budget:
                     print("The budget ended before the rows did: run the same command again.")
                     return
-                how = (options.device, options.seconds, options.grouped, options.limit, options.turn)
+                how = (options.device, options.seconds, options.grouped, options.limit, options.turn, options.fresh)
                 found = {**key, "results": measure(name, layout, chosen, *how)}
                 rows.add(found)
             show(found)

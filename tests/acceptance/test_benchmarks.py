@@ -28,6 +28,11 @@ def called(script: str, *arguments: str, folder: Path) -> subprocess.CompletedPr
         ),
         (
             "step_cost",
+            "--models mlp --layouts 3x2 --contenders fused,joint --seconds 0.01 --fresh",
+            "| mlp | 3 × 2 |",
+        ),
+        (
+            "step_cost",
             "--models mlp --layouts 2x2 --contenders fused,autogram --seconds 0.01 --limit 1e-9",
             " | – | – |",
         ),
@@ -68,6 +73,8 @@ def test_without_a_gpu_it_says_so(script: str, tmp_path: Path) -> None:
         ("step_cost", "--models nope", "'nope' is none of simple_cnn"),
         ("step_cost", "--layouts 2x0", "'2x0' is not classes x examples of each"),
         ("step_cost", "--contenders fused,fast", "'fast' is none of plain"),
+        ("step_cost", "--contenders fused,vmap --fresh", "labels that change are not for contenders vmap"),
+        ("step_cost", "--contenders fused --fresh --grouped", "labels that change are not for --grouped"),
         ("scale", "--json out.json --only depth", "'depth' is none of classes"),
         ("lazy_norms", "price --layouts 2y3", "'2y3' is not classes x examples of each"),
         ("lazy_norms", "truth --algorithms adam", "'adam' is none of gd"),
