@@ -58,10 +58,12 @@ def _speed(named: Named) -> str:
     never = [name for name, summary in named if not summary.tau.reached]
     if not reached:
         return f"No algorithm reaches {goal} with every seed."
-    (soonest, first), (latest, last) = reached[0], reached[-1]
+    soonest, (latest, last) = reached[0][0], reached[-1]
     counted = steps(soonest)
-    told = f"{first} is the first to reach {goal}, after {counted} {'step' if counted == '1' else 'steps'}"
-    if latest > soonest:
+    first = [name for value, name in reached if steps(value) == counted]
+    told = f"{listing(first)} {'are' if len(first) > 1 else 'is'} the first to reach {goal}"
+    told += f", after {counted} {'step' if counted == '1' else 'steps'}"
+    if last not in first:
         told += f"; {last} needs {steps(latest)}"
         told += f", {latest / soonest:.2g} times as many" if soonest >= 1 else ""
     return f"{told}; {listing(never)} never {'do' if len(never) > 1 else 'does'}." if never else f"{told}."
@@ -71,5 +73,8 @@ def _best(named: Named) -> str:
     known = [(summary.peak.mean, name) for name, summary in named if not math.isnan(summary.peak.mean)]
     if len(known) < 2:
         return ""
-    value, name = max(known, key=lambda pair: pair[0])
-    return f"The highest macro recall, {percentage(value, 1)}, is that of {name}."
+    highest = percentage(max(known)[0], 1)
+    best = [name for value, name in known if percentage(value, 1) == highest]
+    if len(best) == len(known):
+        return f"The highest macro recall, {highest}, is the same with all."
+    return f"The highest macro recall, {highest}, is that of {listing(best)}."

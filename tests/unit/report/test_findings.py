@@ -67,7 +67,17 @@ def test_a_single_step():
         (
             [row("gd", tau=math.inf, reached=0), row("pcngd", tau=0.0), row("sgd", tau=5.0, peak=0.1)],
             "pcngd is the first to reach 70 % macro recall, after 0 steps; sgd needs 5; gd never does. The highest "
-            "macro recall, 80.0 %, is that of gd.",
+            "macro recall, 80.0 %, is that of gd and pcngd.",
+        ),
+        (
+            [row("gd", peak=0.9), row("pcngd", tau=10.04), row("sgd", tau=12.0, peak=0.9001)],
+            "gd and pcngd are the first to reach 70 % macro recall, after 10 steps; sgd needs 12, 1.2 times as many. "
+            "The highest macro recall, 90.0 %, is that of gd and sgd.",
+        ),
+        (
+            [row("gd"), row("pcngd")],
+            "gd and pcngd are the first to reach 70 % macro recall, after 10 steps. The highest macro recall, 80.0 %, "
+            "is the same with all.",
         ),
         (
             [row("gd", tau=math.inf, reached=0), row("sgd", tau=math.inf, reached=1, peak=math.nan)],
