@@ -30,26 +30,23 @@ def test_layers(name, labels):
     gradients = flat_gradients(losses_of(model, x), labels, model.parameters())
     model.zero_grad()
     model, x, y = model.cuda(), x.cuda(), labels.cuda()
-    try:
-        for ghost, rows, memory in WAYS:
-            layers = "classgrad.gradients.layers"
-            with (
-                mock.patch(f"{layers}._linear.ghost_is_cheaper", return_value=ghost),
-                mock.patch(f"{layers}._conv.ghost_is_cheaper", return_value=ghost),
-                mock.patch(f"{layers}._conv.rows_are_cheaper", return_value=rows),
-                ClassGradients(model, max_memory=memory, classes=[0, 1, 2, 3, 5]) as grads,
-                ClassGradients(model, gram=True) as with_gram,
-            ):
-                step = grads.backward(losses_of(model, x), y)
-                found = flat_grad(model)
-                model.zero_grad()
-                gram = with_gram.backward(losses_of(model, x), y).gram
-                model.zero_grad()
-            torch.testing.assert_close(step.norms[step.counts > 0].cpu(), gradients.norm(dim=1), rtol=1e-9, atol=1e-11)
-            torch.testing.assert_close(found.cpu(), unit_sum(gradients), rtol=1e-9, atol=1e-11)
-            torch.testing.assert_close(gram.cpu(), gradients @ gradients.T, rtol=1e-9, atol=1e-11)
-    finally:
-        model.cpu()
+    for ghost, rows, memory in WAYS:
+        layers = "classgrad.gradients.layers"
+        with (
+            mock.patch(f"{layers}._linear.ghost_is_cheaper", return_value=ghost),
+            mock.patch(f"{layers}._conv.ghost_is_cheaper", return_value=ghost),
+            mock.patch(f"{layers}._conv.rows_are_cheaper", return_value=rows),
+            ClassGradients(model, max_memory=memory, classes=[0, 1, 2, 3, 5]) as grads,
+            ClassGradients(model, gram=True) as with_gram,
+        ):
+            step = grads.backward(losses_of(model, x), y)
+            found = flat_grad(model)
+            model.zero_grad()
+            gram = with_gram.backward(losses_of(model, x), y).gram
+            model.zero_grad()
+        torch.testing.assert_close(step.norms[step.counts > 0].cpu(), gradients.norm(dim=1), rtol=1e-9, atol=1e-11)
+        torch.testing.assert_close(found.cpu(), unit_sum(gradients), rtol=1e-9, atol=1e-11)
+        torch.testing.assert_close(gram.cpu(), gradients @ gradients.T, rtol=1e-9, atol=1e-11)
 
 
 RULES = [Sum(), Normalize(), Normalize(per="layer"), Bisect(), Rescale()]
