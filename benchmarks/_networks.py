@@ -62,5 +62,6 @@ MODELS: dict[str, tuple[Callable[[int], nn.Module], Callable[[int], Tensor]]] = 
     "resnet18": (resnet18, _images),
     "vgg16": (vgg16, _images),
     "mlp": (lambda classes: mlp(classes, hidden=(512, 512)), _images),
+    "table": (lambda classes: mlp(classes, in_features=30, hidden=(64, 64)), lambda n: torch.randn(n, 30)),
     "transformer": (Transformer, lambda n: torch.randint(0, 1000, (n, 64))),
 }

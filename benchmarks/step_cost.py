@@ -231,7 +231,8 @@ def main() -> None:
 def show(row: Row) -> None:
     """Print a row of the table, and on the error stream why a contender has no time, and what was replayed."""
     results = row["results"]
-    cells = [row["model"], " × ".join(map(str, row["layout"])), f"{1e3 * results['plain']['seconds']:.1f}"]
+    base = 1e3 * results["plain"]["seconds"]
+    cells = [row["model"], " × ".join(map(str, row["layout"])), f"{base:.{1 if base >= 1 else 2}f}"]
     for contender in row["contenders"][1:]:
         r = results[contender]
         cells.append("–" if "failed" in r else f"{r['time_ratio']:.2f} ({_memory(r)})")

@@ -23,8 +23,8 @@ def called(script: str, *arguments: str, folder: Path) -> subprocess.CompletedPr
     [
         (
             "step_cost",
-            "--models mlp --layouts 2x2 --contenders fused,through,split --seconds 0.01",
-            "| mlp | 2 × 2 |",
+            "--models table --layouts 2x2 --contenders fused,through,split,by-hand --seconds 0.01",
+            "| table | 2 × 2 | 0.",
         ),
         (
             "step_cost",
