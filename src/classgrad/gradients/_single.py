@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 
 from classgrad.gradients._basis import Basis
@@ -16,6 +18,7 @@ from classgrad.gradients._step import Step
 from classgrad.gradients._stream import Direction
 from classgrad.gradients._write import scale_of, write
 from classgrad.gradients.engines._engines import Plan
+from classgrad.gradients.engines._graph import Graph
 from classgrad.gradients.engines._joint import class_passes
 from classgrad.gradients.replays._recorder import Tally
 from classgrad.gradients.replays._replays import Replays
@@ -43,8 +46,7 @@ class SingleStep:
             if plain:
                 step, direction = self._plain.step(losses, layout, basis, scale, norms)
             else:
-                plan = basis.engines.plan(losses, layout, graph, basis.parameters)
-                step, direction, unwritten = self._exact(losses, layout, plan, scale)
+                step, direction, unwritten = self._exact(losses, layout, graph, scale)
                 if norms is not None:
                     norms.keep(step, norms.extents(losses, layout))
             write(step, direction, basis.sparse, scaler, unwritten)
@@ -83,12 +85,13 @@ class SingleStep:
         return self.norms, due
 
     def _exact(
-        self, losses: Tensor, layout: ClassLayout, plan: Plan | None, scale: Tensor | float
+        self, losses: Tensor, layout: ClassLayout, graph: Graph, scale: Tensor | float
     ) -> tuple[Step, Direction, Tensor | float]:
         """Take the class gradients; return the step, its direction and the part of the scale that is not in it."""
         basis = self._basis
         parameters = basis.parameters
-        if self._streams(plan, layout):
+        plan = basis.engines.plan(losses, layout, graph, parameters)
+        if self._streams(plan, layout, parameters):
             return *self._class_by_class(losses, layout, scale), scale
         if plan is not None and self._replays.suit(losses, layout, basis.rule, basis.wishes, scale):
             given = (losses, layout, plan.calls, plan.ends, parameters, plan.rest)
@@ -113,14 +116,14 @@ class SingleStep:
         asked = rule.needs or wishes.norms or wishes.gram
         return not asked and rule.per == "model" and rule.separable
 
-    def _streams(self, plan: Plan | None, layout: ClassLayout) -> bool:
+    def _streams(self, plan: Plan | None, layout: ClassLayout, parameters: Sequence[nn.Parameter]) -> bool:
         """Whether the classes should be taken one by one: they may, and nothing shorter is possible."""
         basis = self._basis
         if not basis.rule.separable or basis.wishes.gram:
             return False
         if plan is None or not plan.rest:
             return plan is None
-        rest = [p for p in basis.parameters if id(p) in plan.rest]
+        rest = [p for p in parameters if id(p) in plan.rest]
         return len(layout) * sum(p.numel() * p.element_size() for p in rest) > basis.max_memory
 
     def _class_by_class(self, losses: Tensor, layout: ClassLayout, scale: Tensor | float) -> tuple[Step, Direction]:

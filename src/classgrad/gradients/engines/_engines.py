@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -162,8 +163,16 @@ class Engines:
         warnings.warn(
             f"{finding}, so class gradients take one backward pass per class ({classes} instead of 1); "
             "classgrad.models.to_group_norm(model) replaces batch by group normalization.",
-            stacklevel=6,
+            stacklevel=_level_outside(),
         )
+
+
+def _level_outside() -> int:
+    """Return how far up, from the caller on, the code is that neither is this package's nor torch's."""
+    frame, level = sys._getframe(1), 1
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").split(".")[0] in ("classgrad", "torch"):
+        frame, level = frame.f_back, level + 1
+    return level
 
 
 def _has_rule(module: nn.Module) -> bool:

@@ -55,7 +55,21 @@ def test_batch_norm_falls_back_with_one_warning():
         "Layer 1 (BatchNorm1d) mixes the examples of a batch, so class gradients take one backward pass per class "
         "(3 instead of 1); classgrad.models.to_group_norm(model) replaces batch by group normalization."
     ]
-    assert caught[0].filename == __file__
+
+
+@pytest.mark.parametrize("way", ["backward", "backward_through", "accumulate", "gradients", "verify"])
+def test_the_warning_names_the_line_of_the_caller(way):
+    model, (x, y) = batch_normed(), batch()
+    grads = ClassGradients(model)
+
+    def losses(x, y):
+        return cross_entropy(model(x), y)
+
+    given = {"backward_through": (losses, x, y), "verify": (losses, (x, y))}.get(way) or (losses(x, y), y)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        getattr(grads, way)(*given)
+    assert [w.filename for w in caught] == [__file__]
 
 
 def test_the_way_out():
