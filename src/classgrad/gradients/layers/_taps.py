@@ -223,16 +223,19 @@ class _Normalization(torch.autograd.Function):
         call, output = made
         ctx.call = call
         ctx.module = call.module
-        ctx.save_for_backward(x, weight, bias, *call.saved)  # type: ignore[misc]
+        ctx.bias = bias
+        watched = None if isinstance(call.module, nn.GroupNorm) else bias  # as torch's own node does
+        ctx.save_for_backward(x, weight, watched, *call.saved)  # type: ignore[misc]
         return output.detach()
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         """Return the input's gradient as the step made it on its way, or as torch does outside of a step."""
         call = ctx.call
-        saved = ctx.saved_tensors  # raises, as torch's own node does, if any was changed in place since
+        x, weight, _, mean, rstd = ctx.saved_tensors  # raises, as torch's own node does, if any was changed in place
         if call is not None and call.sink is not None:
             return None, call.sink(call, gradient, True), None, None
+        saved = (x, weight, ctx.bias, mean, rstd)
         return None, *_plain_backward(ctx.module, gradient, saved, ctx.needs_input_grad[1:])
 
 

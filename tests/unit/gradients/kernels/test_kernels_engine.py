@@ -163,3 +163,14 @@ def test_a_weight_that_was_changed_in_place_is_noticed_at_every_step(kind, with_
             model[1].weight.mul_(5)
         with pytest.raises(RuntimeError, match="modified by an inplace operation"):
             grads.backward(losses, y)
+
+
+def test_a_bias_of_group_normalization_may_be_changed_before_the_backward_pass(with_kernels):
+    """Nothing depends on it, so torch's own node does not keep it."""
+    model, x, y = normalized("group")
+
+    def before():
+        with torch.no_grad():
+            model[1].bias.add_(0.5).sub_(0.5)
+
+    both_engines(model, lambda: F.cross_entropy(model(x), y, reduction="none"), y, before)
