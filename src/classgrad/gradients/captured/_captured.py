@@ -87,10 +87,10 @@ class CapturedStep:
     ) -> tuple[Step, dict[nn.Parameter, Tensor]]:
         settings = None if self._update is None else self._update.key
         lazy = self.grads.lazy(layout)
+        # A rule that comes back remembers norms anew, and recordings write to what remembered them before.
+        rule = self.grads.rule, self.grads._single.norms
         try:
-            return self._recordings(
-                (key, settings, lazy, self.grads.rule), lambda batch: self._work(batch, y, layout, lazy), x
-            )
+            return self._recordings((key, settings, lazy, rule), lambda batch: self._work(batch, y, layout, lazy), x)
         except Unrecordable as error:
             raise InputError(f"{error} Use ClassGradients.backward for this model and loss.") from error
 

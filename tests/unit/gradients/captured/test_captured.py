@@ -1,13 +1,17 @@
 """A recorded step does what the step itself does."""
 
+import copy
+
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
 
 from classgrad import Bisect, ClassGradients, Normalize, Sum
-from classgrad.gradients import CapturedStep
+from classgrad.gradients import CapturedStep, class_layout
 from classgrad.models import resnet18, simple_cnn
+
+from ..replays._acted_graphs import Acted
 
 
 def directions(model: nn.Module) -> torch.Tensor:
@@ -32,6 +36,51 @@ def test_on_the_cpu_the_step_runs_and_overwrites():
     torch.testing.assert_close(found, directions(model))
     torch.testing.assert_close(step.norms, expected.norms)
     assert step.counts.tolist() == [4, 2]
+
+
+class Recorded:
+    """Stands in for recordings: acts them out."""
+
+    def __init__(self):
+        self._acted = Acted()
+        self._made = {}
+
+    def __call__(self, key, function, x):
+        if key not in self._made:
+            self._made[key] = None
+            return function(x)
+        if self._made[key] is None:
+            static = x.clone()
+            self._made[key] = static, *self._acted._capture(lambda: function(static))
+        static, replay, made = self._made[key]
+        static.copy_(x)
+        replay()
+        return made
+
+
+def test_a_rule_that_comes_back_is_recorded_anew():
+    """What remembered norms under it before is gone, and old recordings would go on writing to that."""
+    torch.manual_seed(0)
+    rules = [Normalize(refresh=4, drift=1e9), Sum()]
+    models = [nn.Linear(5, 3).double()]
+    models.append(copy.deepcopy(models[0]))
+    y = torch.arange(3).repeat_interleave(4)
+    ours, theirs = (ClassGradients(model, rules[0], classes=3) for model in models)
+    captured = CapturedStep(ours, lambda a, b: F.cross_entropy(models[0](a), b, reduction="none"))
+    captured._recordings = Recorded()
+    layout = class_layout(y, ours.classes)
+    layout.prepare()
+    for number in range(30):
+        ours.rule = theirs.rule = rules[number // 10 % 2]
+        x = torch.randn(12, 5).double()
+        made, found = captured._replayed("alike", x, y, layout)
+        ours.made(made, layout)
+        models[1].zero_grad()
+        expected = theirs.backward(F.cross_entropy(models[1](x), y, reduction="none"), y)
+        assert (made.norms is None) == (expected.norms is None)
+        torch.testing.assert_close(made.weights, expected.weights)
+        for gradient, p in zip(found.values(), models[1].parameters(), strict=True):
+            torch.testing.assert_close(gradient, p.grad)
 
 
 class Words(nn.Module):
