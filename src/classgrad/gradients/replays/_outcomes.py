@@ -214,7 +214,7 @@ def _read(term: Term) -> tuple[Tensor, ...]:
 def _described(term: Term, place: Locate) -> tuple[Hashable, ...]:
     if _on_sheet(term):
         assert term.block is not None
-        return place(term.block.rows), term.column
+        return place(term.block.rows), term.block.rows.shape, term.column
     return type(term), *[where(values, place) for values in _read(term)]
 
 

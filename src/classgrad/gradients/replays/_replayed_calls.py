@@ -115,9 +115,9 @@ class Replaying(Taker):
             call.release()
             return passed
         block = self.sheet.open(b)
-        used = 0 if block is None else block.used
+        used, columns = (0, 0) if block is None else (block.used, block.rows.shape[1])
         left = self.memory.left
-        key = (*map(id, each.parameters.values()), through, options, *self.sheet.state, used, left)
+        key = (*map(id, each.parameters.values()), through, options, *self.sheet.state, used, columns, left)
         piece = self._pieces.get(key)
         if piece is None:
             piece = self._pieces[key] = Piece()

@@ -3,7 +3,7 @@
 import copy
 import gc
 import weakref
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from functools import partial
 from unittest import mock
 
@@ -151,13 +151,14 @@ def test_batches_of_several_make_ups():
     assert recorder.replayed > 3 * recorder.made > 0
 
 
-def check_changes(change, count=12):
+def check_changes(change, name="convolutional", count=12):
     """Compare with steps that are never recorded while ``change(grads, step)`` changes things before each."""
-    model = convolutional().double()
+    make, inputs = MODELS[name]
+    model = make().double()
     grads, recorder = acted(model)
     plain, never = acted(copy.deepcopy(model))
     never.rests = True
-    runs = [steps(each.model, each, images, before=partial(change, each), count=count) for each in (grads, plain)]
+    runs = [steps(each.model, each, inputs, before=partial(change, each), count=count) for each in (grads, plain)]
     for number, ((mine, gradients), (other, wanted)) in enumerate(zip(*runs, strict=True)):
         assert mine.weights.equal(other.weights), number
         for gradient, right in zip(gradients, wanted, strict=True):
@@ -183,6 +184,18 @@ def test_parameters_that_are_frozen_for_a_while_or_replaced_and_layers_that_are_
             model[1] = copy.deepcopy(model[1])
 
     check_changes(change)
+
+
+@pytest.mark.usefixtures("sizes")
+@pytest.mark.parametrize("launched", [False, True], ids=["recorded", "launched"])
+def test_class_gradients_beside_fewer_others_in_the_same_place(launched):
+    """What is frozen leaves them a narrower matrix, though all that came before them is as it was."""
+
+    def change(grads, step):
+        grads.model.named.bias.requires_grad_(step % 8 < 4)
+
+    with mock.patch.object(Replaying, "_record", return_value=None) if launched else nullcontext():
+        check_changes(change, "named", count=40)
 
 
 @pytest.mark.usefixtures("sizes")
