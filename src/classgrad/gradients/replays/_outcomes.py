@@ -47,8 +47,6 @@ class After(NamedTuple):
 
     state: tuple[int, int]
     """Of the sheet."""
-    used: int
-    """Columns on its open block."""
     taken: int
     """Bytes that the class gradients took."""
 

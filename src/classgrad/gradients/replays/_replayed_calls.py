@@ -147,7 +147,7 @@ class Replaying(Taker):
         if opened is not block and opened is not None:
             piece.columns = opened.rows.shape[1]
         if made is not None and area.complete and piece.shelf.due(places) and self._recorder.ready(b):
-            after = After(self.sheet.state, 0 if opened is None else opened.used, left - self.memory.left)
+            after = After(self.sheet.state, left - self.memory.left)
             area = Area(piece.needs, work)
             recording = self._record(tensors, each, through, out, made, own, block, used, after, area)
             if recording is None:
@@ -209,11 +209,12 @@ class Replaying(Taker):
         fresh: Tensor | None,
     ) -> None:
         opened = None if fresh is None else Block(fresh)
-        last = opened or block
         after = recording.after
-        if last is not None:
-            last.used = after.used
-        self.sheet.go_on(after.state, last)
+        for form in recording.forms:
+            on = opened if form.fresh else block
+            if form.column is not None and on is not None:
+                on.used = form.column + form.parameter.numel()
+        self.sheet.go_on(after.state, opened or block)
         self.memory.left -= after.taken
         recording.inputs.fill(tensors)
         recording.replay()

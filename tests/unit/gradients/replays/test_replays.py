@@ -70,6 +70,15 @@ def test_tensors_that_lie_elsewhere_are_not_looked_for_where_they_lay(name, way)
     assert recorder.made == 0 if class_by_class else recorder.replayed > recorder.made > 0
 
 
+@pytest.mark.usefixtures("sizes")
+@pytest.mark.parametrize("columns", [86, 87, 92, 93])
+def test_class_gradients_of_a_layer_on_two_matrices(columns):
+    """The first has room for those before, and for none, one or both of those of the layer normalization."""
+    with mock.patch("classgrad.gradients.terms._sheet._BLOCK", columns):
+        recorder = check("tokens", moves, count=20)
+    assert recorder.replayed > recorder.made > 0
+
+
 @pytest.mark.parametrize("at", [0, 2, 3, 5, 7])
 def test_what_cannot_be_recorded_is_launched_one_by_one(at):
     def before(recorder):
