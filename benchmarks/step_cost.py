@@ -122,10 +122,10 @@ def compare(
         except Exception as error:
             results[contender] = {"failed": f"{type(error).__name__}: {error}".splitlines()[0]}
     settle(steps, device, turn)
-    before = {contender: asdict(grads.recordings) for contender, grads in watched.items()}
+    earlier = {contender: asdict(grads.recordings) for contender, grads in watched.items()}
     times = take_turns(steps, seconds, turn)
     base = statistics.median(times["plain"])
-    for contender, counts in before.items():
+    for contender, counts in earlier.items():
         if device == "cuda":
             now = asdict(watched[contender].recordings)
             results[contender]["recordings"] = {what: now[what] - count for what, count in counts.items()}

@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from types import FrameType
 from typing import Literal
 
 import torch
@@ -170,9 +171,13 @@ class Engines:
 def _level_outside() -> int:
     """Return how far up, from the caller on, the code is that neither is this package's nor torch's."""
     frame, level = sys._getframe(1), 1
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").split(".")[0] in ("classgrad", "torch"):
+    while frame.f_back is not None and _package(frame) in ("classgrad", "torch"):
         frame, level = frame.f_back, level + 1
     return level
+
+
+def _package(frame: FrameType) -> str:
+    return str(frame.f_globals.get("__name__")).partition(".")[0]
 
 
 def _has_rule(module: nn.Module) -> bool:
