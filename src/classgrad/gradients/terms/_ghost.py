@@ -29,6 +29,8 @@ def ghost_square_norms(a: Tensor, b: Tensor, sizes: Sequence[int], owners: Tenso
     """
     a, b = promote(a), promote(b)
     positions = a.shape[1]
+    if not positions:
+        return a.new_zeros(len(sizes))
     left, right = (v.flatten(0, 1) for v in (a, b))
     pairs = pairs_of(Counter(sizes), positions, left.shape[1] + right.shape[1], a.device.type)
     fits = 3 * pairs.count * a.element_size() <= limit

@@ -285,6 +285,16 @@ def test_linear_layers_without_inputs_or_outputs(inputs, outputs):
     torch.testing.assert_close(found.norms, expected.norms)
 
 
+@pytest.mark.parametrize("labels", [Y, EQUAL], ids=["unequal", "equal"])
+@pytest.mark.parametrize("ghost", [False, True])
+def test_a_linear_layer_over_no_positions(ghost, labels):
+    model = prepared(nn.Linear(4, 3))
+    with mock.patch("classgrad.gradients.layers._linear.ghost_is_cheaper", return_value=ghost):
+        step = ClassGradients(model).backward(losses_of(model, values(0, 4)), labels)
+    assert step.norms.eq(0).all()
+    assert model.weight.grad.eq(0).all()
+
+
 @pytest.mark.parametrize("format", [torch.contiguous_format, torch.channels_last])
 def test_patches_are_those_of_torch_and_flattened_without_a_copy(format):
     layer = nn.Conv2d(3, 4, (2, 3), stride=(1, 2), dilation=(2, 1))
