@@ -141,10 +141,13 @@ class Engines:
     def _audit(self, losses: Tensor, layout: ClassLayout, graph: Graph, calls: Calls) -> str | None:
         """Look for mixing that no layer type tells; costs backward passes, so once for each form of graph.
 
-        Where a probe was not conclusive it is made again: at the next steps, then at ever fewer of them.
+        Where a probe was not conclusive it is made again: at the next steps, then at ever fewer of them. Where rows are
+        taken by number it is made at every step until it finds mixing.
         """
+        if not calls or len(layout) == 1:
+            return None
         modes = tuple(module.training for module in self.names)  # an operation may mix in one mode and not in another
-        key = (graph.form, *(id(each.call.module) for each in calls), len(layout) > 1, modes)
+        key = (graph.form, *(id(each.call.module) for each in calls), modes)
         if key in self._mixers:
             return self._mixers[key]
         steps = self._doubtful[key] = self._doubtful.get(key, 0) + 1
@@ -153,8 +156,9 @@ class Engines:
             return None
         found = probe(losses, layout, calls, self.names)
         if found.conclusive:
-            self._mixers[key] = found.mixer
             del self._doubtful[key]
+            if found.mixer is not None or not graph.reorders(layout.examples):
+                self._mixers[key] = found.mixer
         return found.mixer
 
     def _warn(self, finding: str, classes: int) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Container
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from classgrad._errors import InputError
@@ -21,6 +22,11 @@ _PASSES_ON = frozenset(
 )
 """Operations that hand on what they are given in another form: who uses the result uses that."""
 
+_BY_NUMBER = frozenset(
+    f"{name}Backward0"
+    for name in ("Gather", "Index", "IndexAdd", "IndexCopy", "IndexPut", "IndexSelect", "Scatter", "ScatterAdd")
+)
+"""Operations that take or place rows by numbers they are given, which may be others at every step."""
 
 _END = -2
 
@@ -55,6 +61,13 @@ class Graph:
             if any(child in above or child in chosen for child in edges[number]):
                 above.add(number)
         return {number for number in order if number in chosen and number not in above}
+
+    def reorders(self, examples: int) -> bool:
+        """Whether an operation takes or places so many rows by their numbers, as routing to experts does.
+
+        Which examples they then are is not told by the graph: a batch that is not mixed says nothing of the next.
+        """
+        return any(node.name() in _BY_NUMBER and _rows_by_number(node) == examples for node in self.nodes)
 
 
 NO_GRAPH = Graph({}, [], 0, Counter(), [])
@@ -92,6 +105,16 @@ def read_graph(losses: Tensor, known: dict[int, list[tuple[int, int]]] | None = 
     for number, count in users:
         uses[id(queue[number].variable)] += count
     return Graph(nodes, edges, form, uses, marked)
+
+
+def _rows_by_number(node: Any) -> int:
+    """Return how many rows of the first dimension an operation takes or places by numbers for these alone, else 0."""
+    if hasattr(node, "_saved_indices"):
+        numbers, *others = node._saved_indices
+        by_rows = numbers is not None and all(other is None for other in others)
+    else:
+        numbers, by_rows = node._saved_index, node._saved_dim == 0
+    return len(numbers) if by_rows and numbers.dim() and numbers.dtype != torch.bool else 0
 
 
 _NAMED: set[type] = set()
