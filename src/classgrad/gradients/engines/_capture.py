@@ -46,6 +46,8 @@ class Capture:
             self.close()
         if self.closed or self.resting or not isinstance(output, Tensor) or not output.requires_grad:
             return None
+        if output.is_nested:  # examples of different shapes
+            return None
         if torch._C._current_graph_task_id() != -1:  # gradient checkpointing runs the layer again
             return None
         call = Call(module, args, kwargs, output)

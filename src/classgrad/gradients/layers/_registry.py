@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor, nn
 
 from classgrad._errors import InputError
@@ -51,9 +52,9 @@ def add_rule(layer: type[nn.Module], rule: LayerRule) -> None:
 
 
 def leading(call: Call, examples: int) -> bool:
-    """Whether the first dimension of the layer's input and output counts the examples."""
+    """Whether the first dimension of the layer's input and output counts the examples, in memory for all of them."""
     given, made = call.input, call.shape
-    shape = given.shape if isinstance(given, Tensor) else ()
+    shape = given.shape if isinstance(given, Tensor) and given.layout is torch.strided else ()
     return len(shape) >= 2 and len(made) >= 2 and shape[0] == made[0] == examples
 
 

@@ -19,7 +19,11 @@ from classgrad.gradients.terms._scratch import Scratch
 
 from .._reference import cross_entropy, flat_grad, flat_gradients, unit_sum
 
-pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths"),
+    pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta"),
+    pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype"),
+]
 
 EXAMPLES = 6
 Y = torch.tensor([2, 0, 0, 2, 0, 5])
@@ -45,6 +49,12 @@ class Called(nn.Module):
 
     def forward(self, x):
         return self.call(self.layer, x)
+
+
+def nested(layer, x, layout):
+    """Call it with as many copies of each example as its place says."""
+    parts = [v.expand(number, -1) for number, v in enumerate(x, 1)]
+    return layer(torch.nested.as_nested_tensor(parts, layout=layout)).to_padded_tensor(0.0)
 
 
 OFFSETS = torch.tensor([0, 2, 2, 3, 6, 6, 8])
@@ -133,6 +143,10 @@ FALLS_BACK = {
         Called(nn.Linear(4, 3), lambda layer, x: torch.stack([layer(v) for v in x])),
         values(4),
     ),
+    "linear of a sparse input": (Called(nn.Linear(4, 3), lambda layer, x: layer(x.to_sparse())), values(4)),
+    "linear of a sparse input by rows": (Called(nn.Linear(4, 3), lambda layer, x: layer(x.to_sparse_csr())), values(4)),
+    "linear of nested examples": (Called(nn.Linear(4, 3), lambda layer, x: nested(layer, x, torch.strided)), values(4)),
+    "linear of jagged examples": (Called(nn.Linear(4, 3), lambda layer, x: nested(layer, x, torch.jagged)), values(4)),
     "subclass": (type("Mine", (nn.Linear,), {})(4, 3), values(4)),
 }
 
