@@ -70,7 +70,9 @@ class Accumulator:
                 distributed.all_reduce(flat, group=group)
                 sums = torch.split(flat, [p.numel() for p in common]) if common else ()
                 each = zip(common, kinds, sums, strict=True)
-                self._sums[label] = {p: part.view(p.shape).to(kind) for p, kind, part in each}
+                self._sums[label] = {
+                    p: (part if kind.is_complex else part.real).view(p.shape).to(kind) for p, kind, part in each
+                }
         self._counts = dict(zip(labels, counts.tolist(), strict=True))
         self._losses = dict(zip(labels, losses.to(dtype.to_real()), strict=True))
 

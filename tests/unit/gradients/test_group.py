@@ -183,6 +183,30 @@ def test_parameters_of_two_types_and_a_class_that_one_process_has_not():
         torch.testing.assert_close(step.norms, expected.norms, check_dtype=False, rtol=1e-5, atol=1e-7)
 
 
+def test_complex_parameters_among_real_ones():
+    """Real sums come back from a message of complex ones without a word of torch's."""
+
+    class Waves(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.real = small_net()[0]
+            self.waves = nn.Parameter(torch.ones(5, 2, dtype=torch.cdouble) * (1 + 2j))
+
+        def forward(self, x):
+            return torch.view_as_real(self.real(x).to(torch.cdouble) @ self.waves).flatten(1)
+
+    def work(_, part):
+        model = Waves()
+        ClassGradients(model, classes=3, group=GROUP).backward(cross_entropy(model(part[0]), part[1]), part[1])
+        found.append([p.grad for p in model.parameters()])
+
+    found, model, (x, y) = [], Waves(), batch()
+    ClassGradients(model, classes=3).backward(cross_entropy(model(x), y), y)
+    together([(x[:4], y[:4]), (x[4:], y[4:])], work)
+    for gradients in found:
+        torch.testing.assert_close(gradients, [p.grad for p in model.parameters()])
+
+
 def test_what_would_let_processes_drift_apart_is_refused():
     model, (x, y) = small_net(), batch(classes=1)
     with pytest.raises(InputError, match=r"^Parameter `classes` should be given with `group`"):
