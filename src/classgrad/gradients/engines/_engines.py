@@ -20,7 +20,7 @@ from classgrad.gradients.engines._capture import Capture, check_unmodified
 from classgrad.gradients.engines._fused import fused_terms
 from classgrad.gradients.engines._graph import Graph
 from classgrad.gradients.engines._joint import joint_terms
-from classgrad.gradients.layers._registry import rule_of
+from classgrad.gradients.layers._registry import will_have_rule
 from classgrad.gradients.terms._scratch import Scratch
 from classgrad.gradients.terms._terms import Memory
 
@@ -185,4 +185,4 @@ def _package(frame: FrameType) -> str:
 
 
 def _has_rule(module: nn.Module) -> bool:
-    return rule_of(module) is not None and any(True for _ in module.parameters(recurse=False))
+    return will_have_rule(module) and any(True for _ in module.parameters(recurse=False))

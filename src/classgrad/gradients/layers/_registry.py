@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.lazy import LazyModuleMixin
 
 from classgrad._errors import InputError
 from classgrad.gradients._layout import ClassLayout
@@ -44,6 +45,12 @@ _RULES: dict[type[nn.Module], LayerRule] = {}
 def rule_of(module: nn.Module) -> LayerRule | None:
     """Return the rule for this module's own type; a subclass or a replaced forward may compute anything: none."""
     return None if "forward" in vars(module) else _RULES.get(type(module))
+
+
+def will_have_rule(module: nn.Module) -> bool:
+    """Whether there is a rule for this module, or for what it becomes when it first sees an input."""
+    becomes = module.cls_to_become if isinstance(module, LazyModuleMixin) else None
+    return rule_of(module) is not None or (becomes in _RULES and "forward" not in vars(module))
 
 
 def add_rule(layer: type[nn.Module], rule: LayerRule) -> None:
