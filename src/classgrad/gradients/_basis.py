@@ -79,8 +79,11 @@ class Basis:
         mixed = torch.is_autocast_enabled(kind)
         with torch.no_grad(), torch.autocast(kind, enabled=False) if mixed else nullcontext():
             graph = read_graph(losses, self._forms) if needed or self.engines.holding else NO_GRAPH
+            self.engines.watch()
             try:
                 yield graph
+                if graph is not NO_GRAPH:
+                    self.engines.check(graph)
             finally:
                 self.engines.release(graph)
 

@@ -13,6 +13,7 @@ from torch.nn.modules.module import _global_forward_hooks as _GLOBAL_HOOKS
 from torch.utils.hooks import RemovableHandle
 
 from classgrad._errors import InputError
+from classgrad.gradients.engines._graph import Graph
 from classgrad.gradients.layers._taps import Call, call_of, let_go, own_node, tap
 
 _ROOM = 256
@@ -26,6 +27,8 @@ class Capture:
         self.closed = False
         self.resting = False
         self.recorded = False
+        self.again: dict[nn.Module, None] = {}
+        """Layers that a backward pass ran once more."""
         self._references: list[weakref.ref[Call]] = []
         self._room = _ROOM
         # First in line: what other hooks make of the layer's output comes after it.
@@ -49,6 +52,7 @@ class Capture:
         if output.is_nested:  # examples of different shapes
             return None
         if torch._C._current_graph_task_id() != -1:  # gradient checkpointing runs the layer again
+            self.again[module] = None
             return None
         call = Call(module, args, kwargs, output)
         if self._preceded(module) and own_node(call, output) is None:  # another hook may have changed the output
@@ -115,6 +119,17 @@ def _closed() -> Capture:
     capture = Capture()
     capture.close()
     return capture
+
+
+def check_in_sight(again: Iterable[nn.Module], graph: Graph, names: dict[nn.Module, str]) -> None:
+    """Raise if a layer that a backward pass ran once more has parameters that its graph does not know of."""
+    for module in again:
+        if any(p is not None and p.requires_grad and not graph.uses[id(p)] for p in module._parameters.values()):
+            raise InputError(
+                f"Layer `{names[module]}` runs again in the backward pass, as in reversible networks, which hides it "
+                "from autograd; its class gradients are lost and what is in `p.grad` is of no use. Have it keep its "
+                "activations, or use torch.utils.checkpoint with use_reentrant=False."
+            )
 
 
 def check_unmodified(calls: Iterable[Call], names: dict[nn.Module, str]) -> None:

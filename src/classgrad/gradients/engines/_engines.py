@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from classgrad.gradients._combine import Terms
 from classgrad.gradients._layout import ClassLayout
 from classgrad.gradients.engines._audit import Calls, covered_calls, may_mix, mixing_layer, probe, uncovered
-from classgrad.gradients.engines._capture import Capture, check_unmodified
+from classgrad.gradients.engines._capture import Capture, check_in_sight, check_unmodified
 from classgrad.gradients.engines._fused import fused_terms
 from classgrad.gradients.engines._graph import Graph
 from classgrad.gradients.engines._joint import joint_terms
@@ -85,6 +85,14 @@ class Engines:
             yield
         finally:
             capture.resting = capture.recorded = False
+
+    def watch(self) -> None:
+        """Take note from now on of layers that backward passes run."""
+        self._capture.again.clear()
+
+    def check(self, graph: Graph) -> None:
+        """Raise if those of a graph ran layers that it does not know of."""
+        check_in_sight(self._capture.again, graph, self.names)
 
     def release(self, graph: Graph) -> None:
         """Let go of what the layers of a graph saw."""

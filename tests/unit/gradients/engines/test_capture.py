@@ -230,6 +230,37 @@ def test_reentrant_checkpointing_is_refused(engine, rule):
     assert "\n" not in str(caught.value)
 
 
+class Again(torch.autograd.Function):
+    """Runs a layer again in its backward pass and has that one write ``p.grad``, as reversible networks do."""
+
+    @staticmethod
+    def forward(ctx, x, layer):
+        ctx.layer = layer
+        ctx.save_for_backward(x)
+        return layer(x)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        x = ctx.saved_tensors[0].detach().requires_grad_()
+        with torch.enable_grad():
+            ctx.layer(x).backward(gradient)
+        return x.grad, None
+
+
+@pytest.mark.parametrize("rule", [Normalize(), Sum(), Normalize(refresh=2)])
+def test_layers_that_the_graph_does_not_know_of_are_refused(rule):
+    model, (x, y) = nn.ModuleList([nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 3)]).double(), batch()
+    grads = ClassGradients(model, rule)
+    for _ in range(2):
+        with pytest.raises(InputError, match=r"^Layer `1` runs again in the backward pass") as caught:
+            grads.backward(cross_entropy(model[2](Again.apply(model[0](x), model[1])), y), y)
+        assert "\n" not in str(caught.value)
+    cross_entropy(model[2](Again.apply(model[0](x), model[1])), y).sum().backward()
+    grads.backward(cross_entropy(model[2](model[0](x)), y), y)  # what a backward pass of one's own ran is none of ours
+    model[1].requires_grad_(False)
+    grads.backward(cross_entropy(model[2](Again.apply(model[0](x), model[1])), y), y)
+
+
 def test_saved_tensors_may_be_offloaded():
     model, (x, y) = Checkpointed(reentrant=False).double(), batch()
     with torch.autograd.graph.save_on_cpu():
