@@ -152,7 +152,7 @@ class Engines:
         Where a probe was not conclusive it is made again: at the next steps, then at ever fewer of them. Where rows are
         taken by number it is made at every step until it finds mixing.
         """
-        if not calls or len(layout) == 1:
+        if not calls or layout.make_up.largest == layout.examples:  # of one class, whatever others are declared
             return None
         modes = tuple(module.training for module in self.names)  # an operation may mix in one mode and not in another
         key = (graph.form, *(id(each.call.module) for each in calls), modes)

@@ -259,9 +259,10 @@ def test_mixing_within_a_class_is_no_mixing():
     assert_step_is_exact(ClassGradients(model), model, x, y)
 
 
-def test_one_class_cannot_mix_but_the_next_batch_can():
+@pytest.mark.parametrize("classes", [None, 3])
+def test_one_class_cannot_mix_but_the_next_batch_can(classes):
     model, (x, y) = centered(), batch()
-    grads = ClassGradients(model)
+    grads = ClassGradients(model, classes=classes)
     assert_step_is_exact(grads, model, x, torch.zeros_like(y))
     with pytest.warns(UserWarning, match="Something after layer 0"):
         assert_step_is_exact(grads, model, x, y)
