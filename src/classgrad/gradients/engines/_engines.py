@@ -29,6 +29,9 @@ Engine = Literal["auto", "fused", "joint", "split"]
 _PROBES = 8
 """Steps in a row that are probed for mixing if no probe is conclusive."""
 
+_GROUPS = 4
+"""Of examples, drawn regardless of classes, that are told from each other to find mixing within classes."""
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -53,6 +56,7 @@ class Engines:
         self.names: dict[nn.Module, str] = {module: name or "the model" for name, module in model.named_modules()}
         self._mixers: dict[tuple[object, ...], str | None] = {}
         self._doubtful: dict[tuple[object, ...], int] = {}
+        self._within: dict[tuple[object, ...], bool] = {}
         self._ends: dict[tuple[int, ...], set[int]] = {}
         self._warned: set[str] = set()
         self._scratch = Scratch()
@@ -150,7 +154,7 @@ class Engines:
         """Look for mixing that no layer type tells; costs backward passes, so once for each form of graph.
 
         Where a probe was not conclusive it is made again: at the next steps, then at ever fewer of them. Where rows are
-        taken by number it is made at every step until it finds mixing.
+        taken by number, or mixed within classes, it is made at every step until it finds mixing.
         """
         if not calls or layout.make_up.largest == layout.examples:  # of one class, whatever others are declared
             return None
@@ -165,9 +169,19 @@ class Engines:
         found = probe(losses, layout, calls, self.names)
         if found.conclusive:
             del self._doubtful[key]
-            if found.mixer is not None or not graph.reorders(layout.examples):
+            if found.mixer is not None or not (
+                graph.reorders(layout.examples) or self._mixes_within(key, losses, calls)
+            ):
                 self._mixers[key] = found.mixer
         return found.mixer
+
+    def _mixes_within(self, key: tuple[object, ...], losses: Tensor, calls: Calls) -> bool:
+        """Whether examples of a class are mixed, which other labels of the next batch would make one of classes."""
+        if key not in self._within:
+            index = torch.randint(_GROUPS, losses.shape, generator=torch.Generator().manual_seed(0))
+            groups = ClassLayout(torch.arange(_GROUPS, device=losses.device), index.to(losses.device))
+            self._within[key] = probe(losses, groups, calls, self.names).mixer is not None
+        return self._within[key]
 
     def _warn(self, finding: str, classes: int) -> None:
         if finding in self._warned:

@@ -244,11 +244,11 @@ def test_pooling_by_number_is_probed_once(number, monkeypatch):
     grads, probes = ClassGradients(model), []
     monkeypatch.setattr("classgrad.gradients.engines._engines.probe", lambda *a: probes.append(a) or probe(*a))
     rows = torch.arange(8)
-    for _ in range(2):
+    for _ in range(3):
         h = model[0](x)
         h = h[rows, rows % 5][:, None].expand(-1, 5) if number else h[:, rows % 5][:, :5]
         grads.backward(cross_entropy(model[2](h), y), y)
-    assert len(probes) == 1
+    assert len(probes) == 2  # for mixing of classes and within classes
 
 
 def test_mixing_within_a_class_is_no_mixing():
@@ -257,6 +257,18 @@ def test_mixing_within_a_class_is_no_mixing():
     net = small_net()
     model = nn.Sequential(net[0], Neighbour(torch.tensor([1, 0, 3, 2, 5, 4])), net[1], net[2])
     assert_step_is_exact(ClassGradients(model), model, x, y)
+
+
+def test_mixing_within_a_class_is_mixing_under_other_labels():
+    x, _ = batch(examples=6)
+    net = small_net()
+    pairs = nn.Sequential(nn.Unflatten(0, (3, 2)), nn.LayerNorm((2, 5), elementwise_affine=False), nn.Flatten(0, 1))
+    model = nn.Sequential(net[0], pairs, net[1], net[2])
+    grads = ClassGradients(model)
+    assert_step_is_exact(grads, model, x, torch.tensor([0, 0, 1, 1, 2, 2]))
+    assert_step_is_exact(grads, model, x, torch.tensor([1, 1, 0, 0, 2, 2]))
+    with pytest.warns(UserWarning, match="Something after layer 0"):
+        assert_step_is_exact(grads, model, x, torch.tensor([0, 1, 1, 2, 2, 0]))
 
 
 @pytest.mark.parametrize("classes", [None, 3])
