@@ -65,9 +65,13 @@ class Graph:
     def reorders(self, examples: int) -> bool:
         """Whether an operation takes or places so many rows by their numbers, as routing to experts does.
 
-        Which examples they then are is not told by the graph: a batch that is not mixed says nothing of the next.
+        Which examples they then are is not told by the graph: a batch that is not mixed says nothing of the next. Rows
+        of a parameter, such as the centers of classes, are no examples.
         """
-        return any(node.name() in _BY_NUMBER and _rows_by_number(node) == examples for node in self.nodes)
+        return any(
+            node.name() in _BY_NUMBER and _rows_by_number(node) == examples and not _of_parameters(node)
+            for node in self.nodes
+        )
 
 
 NO_GRAPH = Graph({}, [], 0, Counter(), [])
@@ -105,6 +109,11 @@ def read_graph(losses: Tensor, known: dict[int, list[tuple[int, int]]] | None = 
     for number, count in users:
         uses[id(queue[number].variable)] += count
     return Graph(nodes, edges, form, uses, marked)
+
+
+def _of_parameters(node: Any) -> bool:
+    """Whether all that an operation passes gradients to are parameters."""
+    return all(child is None or child.name().endswith("AccumulateGrad") for child, _ in node.next_functions)
 
 
 def _rows_by_number(node: Any) -> int:

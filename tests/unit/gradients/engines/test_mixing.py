@@ -251,6 +251,25 @@ def test_pooling_by_number_is_probed_once(number, monkeypatch):
     assert len(probes) == 2  # for mixing of classes and within classes
 
 
+def test_rows_of_a_parameter_are_probed_once(monkeypatch):
+    """As many of them as there are examples, such as the center of each one's class."""
+    model, (x, y) = small_net(), batch()
+    model.register_parameter("centers", nn.Parameter(torch.randn(3, 5).double()))
+    grads, probes = ClassGradients(model), []
+    monkeypatch.setattr("classgrad.gradients.engines._engines.probe", lambda *a: probes.append(a) or probe(*a))
+
+    def losses():
+        h = model[1](model[0](x))
+        return cross_entropy(model[2](h), y) + (h - model.centers[y]).square().sum(1)
+
+    for _ in range(3):
+        gradients = flat_gradients(losses(), y, model.parameters())
+        model.zero_grad()
+        grads.backward(losses(), y)
+        torch.testing.assert_close(flat_grad(model), unit_sum(gradients))
+    assert len(probes) == 2  # for mixing of classes and within classes
+
+
 def test_mixing_within_a_class_is_no_mixing():
     x, _ = batch(examples=6)
     y = torch.tensor([0, 0, 1, 1, 2, 2])
