@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+from classgrad import ClassGradients
 
 
 def cross_entropy(out: Tensor, y: Tensor) -> Tensor:
@@ -56,3 +59,16 @@ def batch(
     generator = torch.Generator().manual_seed(seed)
     y = torch.arange(examples).remainder(classes)[torch.randperm(examples, generator=generator)]
     return torch.randn(examples, 4, generator=generator, dtype=dtype), y
+
+
+def assert_exact(
+    model: nn.Module, forward: Callable[[], Tensor], y: Tensor, grads: ClassGradients | None = None, **options: Any
+) -> None:
+    """``forward`` makes the losses; the step, by default of a new object, must be that of plain autograd."""
+    gradients = flat_gradients(forward(), y, model.parameters())
+    model.zero_grad()
+    with nullcontext(grads) if grads else ClassGradients(model, **options) as chosen:
+        step = chosen.backward(forward(), y)
+    torch.testing.assert_close(flat_grad(model), unit_sum(gradients), rtol=1e-11, atol=1e-13)
+    torch.testing.assert_close(step.norms, gradients.norm(dim=1), rtol=1e-11, atol=1e-13)
+    model.zero_grad()

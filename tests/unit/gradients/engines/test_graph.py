@@ -9,18 +9,7 @@ from torch.nn.utils import parametrizations
 from classgrad import ClassGradients, InputError
 from classgrad.gradients.engines._graph import read_graph
 
-from .._reference import batch, cross_entropy, flat_grad, flat_gradients, small_net, unit_sum
-
-
-def assert_exact(model, forward, y, grads=None, **options):
-    """``forward`` makes the losses; the step must be that of plain autograd."""
-    gradients = flat_gradients(forward(), y, model.parameters())
-    model.zero_grad()
-    grads = grads or ClassGradients(model, **options)
-    grads.backward(forward(), y)
-    torch.testing.assert_close(flat_grad(model), unit_sum(gradients), rtol=1e-10, atol=1e-12)
-    model.zero_grad()
-
+from .._reference import assert_exact, batch, cross_entropy, flat_grad, flat_gradients, small_net, unit_sum
 
 X, Y = batch()
 
