@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -37,19 +38,27 @@ class Block(nn.Module):
 
 
 class Transformer(nn.Module):
-    """Tokens in, classes out: 4 blocks of width 128 over 64 tokens."""
+    """Tokens in, classes out: 4 blocks of width 128 over 64 tokens; places are looked up for each example or ``once``."""
 
     def __init__(
-        self, classes: int, width: int = 128, depth: int = 4, length: int = 64, vocabulary: int = 1000
+        self,
+        classes: int,
+        width: int = 128,
+        depth: int = 4,
+        length: int = 64,
+        vocabulary: int = 1000,
+        once: bool = False,
     ) -> None:
         super().__init__()
+        self.once = once
         self.token = nn.Embedding(vocabulary, width)
         self.place = nn.Embedding(length, width)
         self.blocks = nn.Sequential(*(Block(width, 4) for _ in range(depth)), nn.LayerNorm(width))
         self.head = nn.Linear(width, classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        places = torch.arange(x.shape[1], device=x.device).expand(x.shape)
+        places = torch.arange(x.shape[1], device=x.device)[None]
+        places = places if self.once else places.expand(x.shape)
         return self.head(self.blocks(self.token(x) + self.place(places)).mean(1))
 
 
@@ -64,4 +73,5 @@ MODELS: dict[str, tuple[Callable[[int], nn.Module], Callable[[int], Tensor]]] = 
     "mlp": (lambda classes: mlp(classes, hidden=(512, 512)), _images),
     "table": (lambda classes: mlp(classes, in_features=30, hidden=(64, 64)), lambda n: torch.randn(n, 30)),
     "transformer": (Transformer, lambda n: torch.randint(0, 1000, (n, 64))),
+    "once": (partial(Transformer, once=True), lambda n: torch.randint(0, 1000, (n, 64))),
 }

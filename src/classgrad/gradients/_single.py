@@ -121,9 +121,9 @@ class SingleStep:
         basis = self._basis
         if not basis.rule.separable or basis.wishes.gram:
             return False
-        if plan is None or not plan.rest:
+        if plan is None or not plan.rest.ids:
             return plan is None
-        rest = [p for p in parameters if id(p) in plan.rest]
+        rest = [p for p in parameters if id(p) in plan.rest.ids]
         return len(layout) * sum(p.numel() * p.element_size() for p in rest) > basis.max_memory
 
     def _class_by_class(self, losses: Tensor, layout: ClassLayout, scale: Tensor | float) -> tuple[Step, Direction]:

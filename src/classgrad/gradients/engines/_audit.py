@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
+import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -31,6 +32,11 @@ class CoveredCall(NamedTuple):
     def edge(self) -> GradientEdge:
         """Where the gradient of the layer's output arrives."""
         return GradientEdge(self.node, 0)
+
+    @property
+    def shape(self) -> torch.Size:
+        """Shape of the layer's output."""
+        return self.call.shape
 
 
 Calls = Sequence[CoveredCall]
@@ -77,33 +83,47 @@ def uses_of(calls: Calls) -> Counter[int]:
     return Counter([id(p) for each in calls for p in each.parameters.values()])
 
 
+class End(Protocol):
+    """Something whose rows may be examples."""
+
+    @property
+    def edge(self) -> GradientEdge:
+        """Where its gradient arrives."""
+        ...
+
+    @property
+    def shape(self) -> torch.Size:
+        """Its shape."""
+        ...
+
+
 class Probe(NamedTuple):
     """What sending back the losses of some classes and not of others showed."""
 
-    mixer: str | None
-    """A layer behind which examples are mixed, so that rows of its output are not examples."""
+    mixer: int | None
+    """Number of an end behind which examples are mixed, so that its rows are not examples."""
     conclusive: bool
-    """Whether every layer felt anything at all: one behind weights of zero would not have felt mixing either."""
+    """Whether every end felt anything at all: one behind weights of zero would not have felt mixing either."""
 
 
-def probe(losses: Tensor, layout: ClassLayout, calls: Calls, names: dict[nn.Module, str]) -> Probe:
-    """Send back the losses of some classes: no example of another class may feel it at any layer.
+def probe(losses: Tensor, layout: ClassLayout, ends: Sequence[End]) -> Probe:
+    """Send back the losses of some classes: no example of another class may feel it at any end.
 
     Two sets of classes for each binary digit of a class's position tell every class from every other, in both
     directions.
     """
-    numb = set(range(len(calls))) if len(layout) > 1 else set()
-    edges = [each.edge for each in calls]
-    for digit in range((len(layout) - 1).bit_length() if calls else 0):
+    numb = set(range(len(ends))) if len(layout) > 1 else set()
+    edges = [each.edge for each in ends]
+    for digit in range((len(layout) - 1).bit_length() if ends else 0):
         for side in (0, 1):
             chosen = (layout.index >> digit) % 2 == side
             gradients = gradients_of(losses, edges, chosen.to(losses.dtype), retain_graph=True)
-            for number, (each, gradient) in reversed(list(enumerate(zip(calls, gradients, strict=True)))):
+            for number, (each, gradient) in reversed(list(enumerate(zip(ends, gradients, strict=True)))):
                 if gradient is None:
                     continue
-                examples = gradient.reshape(each.call.shape)
+                examples = gradient.reshape(each.shape)
                 if _felt(examples[~chosen]):
-                    return Probe(f"{names[each.call.module]} ({type(each.call.module).__name__})", True)
+                    return Probe(number, True)
                 if number in numb and _felt(examples[chosen]):
                     numb.remove(number)
     return Probe(None, not numb and bool(losses.isfinite().all()))

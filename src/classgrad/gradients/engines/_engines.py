@@ -17,9 +17,10 @@ from classgrad.gradients._combine import Terms
 from classgrad.gradients._layout import ClassLayout
 from classgrad.gradients.engines._audit import Calls, covered_calls, may_mix, mixing_layer, probe, uncovered
 from classgrad.gradients.engines._capture import Capture, check_in_sight, check_unmodified
-from classgrad.gradients.engines._fused import fused_terms
+from classgrad.gradients.engines._fused import Rest, fused_terms
 from classgrad.gradients.engines._graph import Graph
 from classgrad.gradients.engines._joint import joint_terms
+from classgrad.gradients.engines._spread import Place, spread_of
 from classgrad.gradients.layers._registry import will_have_rule
 from classgrad.gradients.terms._scratch import Scratch
 from classgrad.gradients.terms._terms import Memory
@@ -41,8 +42,8 @@ class Plan:
     """The layer calls that a rule applies to."""
     ends: Calls
     """How far a backward pass has to go to come by all of them."""
-    rest: frozenset[int]
-    """Ids of parameters that need a backward pass per class, for themselves alone."""
+    rest: Rest
+    """The parameters that need backward passes for themselves alone."""
 
 
 class Engines:
@@ -57,6 +58,7 @@ class Engines:
         self._mixers: dict[tuple[object, ...], str | None] = {}
         self._doubtful: dict[tuple[object, ...], int] = {}
         self._within: dict[tuple[object, ...], bool] = {}
+        self._apart: dict[tuple[object, ...], bool] = {}
         self._ends: dict[tuple[int, ...], set[int]] = {}
         self._warned: set[str] = set()
         self._scratch = Scratch()
@@ -135,11 +137,15 @@ class Engines:
             return None
         calls = covered_calls(self._capture.calls(graph.marked), layout.examples)
         check_unmodified((each.call for each in calls if not each.rule.blind.issuperset(each.parameters)), self.names)
-        mixer = self._audit(losses, layout, graph, calls)
+        modes = tuple(module.training for module in self.names)  # an operation may mix in one mode and not in another
+        key = (graph.form, *(id(each.call.module) for each in calls), modes)
+        mixer = self._audit(key, losses, layout, graph, calls)
         if mixer is not None:
             self._warn(f"Something after layer {mixer} mixes the examples of a batch", len(layout))
             return None
-        return Plan(calls, self._ends_of(graph, calls), uncovered(graph, calls, parameters))
+        rest = uncovered(graph, calls, parameters)
+        places = self._places(key, losses, layout, graph, [p for p in parameters if id(p) in rest]) if rest else ()
+        return Plan(calls, self._ends_of(graph, calls), Rest(rest, places))
 
     def _ends_of(self, graph: Graph, calls: Calls) -> Calls:
         """Return the calls that have no other below them; worked out once for each form of graph."""
@@ -150,7 +156,9 @@ class Engines:
             lowest = self._ends[key] = graph.lowest(numbers)
         return [each for number, each in numbers.items() if number in lowest]
 
-    def _audit(self, losses: Tensor, layout: ClassLayout, graph: Graph, calls: Calls) -> str | None:
+    def _audit(
+        self, key: tuple[object, ...], losses: Tensor, layout: ClassLayout, graph: Graph, calls: Calls
+    ) -> str | None:
         """Look for mixing that no layer type tells; costs backward passes, so once for each form of graph.
 
         Where a probe was not conclusive it is made again: at the next steps, then at ever fewer of them. Where rows are
@@ -158,30 +166,53 @@ class Engines:
         """
         if not calls or layout.make_up.largest == layout.examples:  # of one class, whatever others are declared
             return None
-        modes = tuple(module.training for module in self.names)  # an operation may mix in one mode and not in another
-        key = (graph.form, *(id(each.call.module) for each in calls), modes)
         if key in self._mixers:
             return self._mixers[key]
-        steps = self._doubtful[key] = self._doubtful.get(key, 0) + 1
-        recording = losses.is_cuda and torch.cuda.is_current_stream_capturing()
-        if recording or (steps > _PROBES and steps & (steps - 1)):
+        if not self._due(key, losses):
             return None
-        found = probe(losses, layout, calls, self.names)
+        found = probe(losses, layout, calls)
+        module = None if found.mixer is None else calls[found.mixer].call.module
+        mixer = None if module is None else f"{self.names[module]} ({type(module).__name__})"
         if found.conclusive:
             del self._doubtful[key]
-            if found.mixer is not None or not (
-                graph.reorders(layout.examples) or self._mixes_within(key, losses, calls)
-            ):
-                self._mixers[key] = found.mixer
-        return found.mixer
+            if mixer is not None or not (graph.reorders(layout.examples) or self._mixes_within(key, losses, calls)):
+                self._mixers[key] = mixer
+        return mixer
+
+    def _due(self, key: tuple[object, ...], losses: Tensor) -> bool:
+        """Whether to probe once more, where no probe was conclusive so far."""
+        steps = self._doubtful[key] = self._doubtful.get(key, 0) + 1
+        recording = losses.is_cuda and torch.cuda.is_current_stream_capturing()
+        return not recording and (steps <= _PROBES or not steps & (steps - 1))
 
     def _mixes_within(self, key: tuple[object, ...], losses: Tensor, calls: Calls) -> bool:
         """Whether examples of a class are mixed, which other labels of the next batch would make one of classes."""
         if key not in self._within:
-            index = torch.randint(_GROUPS, losses.shape, generator=torch.Generator().manual_seed(0))
-            groups = ClassLayout(torch.arange(_GROUPS, device=losses.device), index.to(losses.device))
-            self._within[key] = probe(losses, groups, calls, self.names).mixer is not None
+            self._within[key] = probe(losses, _groups(losses), calls).mixer is not None
         return self._within[key]
+
+    def _places(
+        self,
+        key: tuple[object, ...],
+        losses: Tensor,
+        layout: ClassLayout,
+        graph: Graph,
+        parameters: Sequence[nn.Parameter],
+    ) -> Sequence[Place]:
+        """Return how parameters without a rule come to the examples, if no examples are mixed from there on."""
+        if layout.make_up.largest == layout.examples or any(p._backward_hooks for p in parameters):
+            return ()  # a pass for the only class is the least; hooks are to be run on class gradients
+        if key not in self._mixers and (self._within.get(key) or graph.reorders(layout.examples)):
+            return ()
+        places = spread_of(graph, parameters, layout.examples)
+        key = (key, *(graph.nodes[place.node] for place in places))
+        apart = self._apart.get(key, False)
+        if places and key not in self._apart and self._due(key, losses):
+            found = [probe(losses, each, places) for each in (layout, _groups(losses))]
+            apart = all(each.mixer is None for each in found)
+            if not apart or all(each.conclusive for each in found):
+                self._apart[key] = apart
+        return places if apart else ()
 
     def _warn(self, finding: str, classes: int) -> None:
         if finding in self._warned:
@@ -192,6 +223,11 @@ class Engines:
             "classgrad.models.to_group_norm(model) replaces batch by group normalization.",
             stacklevel=_level_outside(),
         )
+
+
+def _groups(losses: Tensor) -> ClassLayout:
+    index = torch.randint(_GROUPS, losses.shape, generator=torch.Generator().manual_seed(0))
+    return ClassLayout(torch.arange(_GROUPS, device=losses.device), index.to(losses.device))
 
 
 def _level_outside() -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 from classgrad.gradients._layout import ClassLayout
 from classgrad.gradients.engines._audit import Calls, CoveredCall, uses_of
 from classgrad.gradients.engines._joint import gradients_of, joint_terms
+from classgrad.gradients.engines._spread import Place, spread_terms
 from classgrad.gradients.layers._linear import RowsTerm
 from classgrad.gradients.layers._taps import Call, listen
 from classgrad.gradients.terms._sheet import Sheet, aligned
@@ -17,6 +19,14 @@ from classgrad.gradients.terms._terms import Memory, Term, Total
 
 Take = Callable[[CoveredCall, Tensor, bool], Tensor | None]
 """What is done with a layer's output gradient; returns the input's gradient if asked for and able to."""
+
+
+class Rest(NamedTuple):
+    """The parameters that no rule covers, or not all of whose uses."""
+
+    ids: frozenset[int]
+    places: Sequence[Place] = ()
+    """By which they come to the examples, if that is known: then one backward pass does for all classes."""
 
 
 class Taker:
@@ -90,7 +100,7 @@ def fused_terms(
     calls: Calls,
     ends: Calls,
     parameters: Sequence[nn.Parameter],
-    rest: frozenset[int],
+    rest: Rest,
     seed: Tensor | float,
     memory: Memory,
     gram: bool = False,
@@ -99,11 +109,10 @@ def fused_terms(
     """Return ``seed`` times the class gradients of every parameter the losses reach.
 
     Parameters of layers with a rule come from the one backward pass, which goes as far as ``ends``; each layer's output
-    gradient is made use of as it comes and let go. Parameters whose ids are in ``rest`` get a backward pass per class,
-    for themselves alone.
+    gradient is made use of as it comes and let go. The ``rest`` get backward passes for themselves alone.
     """
     others = other_terms(losses, layout, parameters, rest, seed, memory)
-    taker = Taker(calls, [p for p in parameters if id(p) not in rest], layout, memory, gram, keep_graph)
+    taker = Taker(calls, [p for p in parameters if id(p) not in rest.ids], layout, memory, gram, keep_graph)
     send_back(losses, calls, ends, seed, taker, keep_graph)
     found = taker.terms(parameters) | others
     return {p: found[p] for p in parameters if p in found} if others else found
@@ -113,13 +122,17 @@ def other_terms(
     losses: Tensor,
     layout: ClassLayout,
     parameters: Sequence[nn.Parameter],
-    rest: frozenset[int],
+    rest: Rest,
     seed: Tensor | float,
     memory: Memory,
 ) -> dict[nn.Parameter, Term]:
-    """Return the class gradients of the parameters whose ids are in ``rest``; the graph can be used once more."""
-    uncovered = [p for p in parameters if id(p) in rest]
-    return joint_terms(losses, layout, uncovered, seed, memory, keep_graph=True) if uncovered else {}
+    """Return the class gradients of the ``rest`` of the parameters; the graph can be used once more."""
+    uncovered = [p for p in parameters if id(p) in rest.ids]
+    if not uncovered:
+        return {}
+    if rest.places:
+        return spread_terms(losses, layout, uncovered, rest.places, seed, memory)
+    return joint_terms(losses, layout, uncovered, seed, memory, keep_graph=True)
 
 
 def send_back(

@@ -48,7 +48,7 @@ class Graph:
 
     def lowest(self, chosen: Container[int]) -> set[int]:
         """Return those of the chosen nodes below which there is no other: passing through them passes through all."""
-        edges = _by_node(self.edges)
+        edges = by_node(self.edges)
         waiting = Counter(child for children in edges for child in children)
         order = [0] if edges else []
         for number in order:  # parents before children
@@ -102,7 +102,7 @@ def read_graph(losses: Tensor, known: dict[int, list[tuple[int, int]]] | None = 
     form = hash((tuple(kinds), tuple(edges)))
     users = None if known is None else known.get(form)
     if users is None:
-        users = _users([node.name() for node in queue], _by_node(edges))
+        users = _users([node.name() for node in queue], by_node(edges))
         if known is not None:
             known[form] = users
     uses = Counter({id(losses): 1})
@@ -136,7 +136,7 @@ def _named(node: Any) -> bool:
     return type(node) in _NAMED
 
 
-def _by_node(edges: list[int]) -> list[list[int]]:
+def by_node(edges: list[int]) -> list[list[int]]:
     """Return the edges of each node by themselves."""
     found: list[list[int]] = []
     children: list[int] = []

@@ -99,6 +99,13 @@ def joint_terms(
     keep_graph: bool = False,
 ) -> dict[nn.Parameter, Term]:
     """Return the class gradients of the parameters, all kept; refuse if that exceeds the memory limit."""
+    return kept_terms(class_passes(losses, layout, parameters, seed, keep_graph), layout, parameters, memory)
+
+
+def kept_terms(
+    passes: Iterable[Sequence[Tensor | None]], layout: ClassLayout, parameters: Sequence[nn.Parameter], memory: Memory
+) -> dict[nn.Parameter, Term]:
+    """Return what passes, class after class, find of the parameters; None where a parameter is out of reach."""
     needed = len(layout) * sum(p.numel() * p.element_size() for p in parameters)
     if not memory.take(needed):
         raise InputError(
@@ -107,7 +114,7 @@ def joint_terms(
         )
     kept = [p.new_zeros(len(layout), *p.shape) for p in parameters]
     reached = [False] * len(parameters)
-    for position, gradients in enumerate(class_passes(losses, layout, parameters, seed, keep_graph)):
+    for position, gradients in enumerate(passes):
         for i, gradient in enumerate(gradients):
             if gradient is not None:
                 kept[i][position] = gradient

@@ -17,7 +17,7 @@ from classgrad.gradients._combine import Found, Wishes, class_losses, handed_out
 from classgrad.gradients._layout import ClassLayout
 from classgrad.gradients._step import Step
 from classgrad.gradients.engines._audit import Calls
-from classgrad.gradients.engines._fused import other_terms, send_back
+from classgrad.gradients.engines._fused import Rest, other_terms, send_back
 from classgrad.gradients.replays._ending import Ending, total
 from classgrad.gradients.replays._outcomes import Launched, Locate, Outcome
 from classgrad.gradients.replays._packed import Values
@@ -74,7 +74,7 @@ class Replays:
         calls: Calls,
         ends: Calls,
         parameters: Sequence[nn.Parameter],
-        rest: frozenset[int],
+        rest: Rest,
         memory: Memory,
         rule: Rule,
     ) -> tuple[Step, dict[nn.Parameter, Tensor]]:
@@ -82,7 +82,7 @@ class Replays:
         make_up = self.make_up(losses, layout, memory)
         seed = 1 / layout.examples
         others = other_terms(losses, layout, parameters, rest, seed, memory)
-        covered = [p for p in parameters if id(p) not in rest]
+        covered = [p for p in parameters if id(p) not in rest.ids]
         places = (None, layout) if make_up is None else (make_up.pieces, make_up.layout)
         taker = Replaying(calls, covered, layout, memory, self._recorder, *places)
         send_back(losses, calls, ends, seed, taker)

@@ -14,7 +14,7 @@ from .._reference import batch, cross_entropy, flat_grad, flat_gradients, loss_o
 
 
 class Scaled(nn.Module):
-    """A net with one parameter no rule covers."""
+    """A net with one parameter no rule covers, which is spread over the examples."""
 
     def __init__(self):
         super().__init__()
@@ -40,7 +40,7 @@ def passes(grads, model, x, y):
         ("fused", Normalize(), small_net, 1),
         ("fused", Bisect(), small_net, 1),
         ("fused", Sum(), small_net, 1),
-        ("fused", Normalize(), Scaled, 1 + 3),
+        ("fused", Normalize(), Scaled, 1 + 1),
         ("joint", Normalize(), small_net, 3),
         ("joint", Bisect(), small_net, 3),
         ("joint", Sum(), small_net, 1),

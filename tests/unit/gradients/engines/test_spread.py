@@ -1,0 +1,245 @@
+"""Parameters that an operation spreads over the examples: exact, and by one backward pass for all classes."""
+
+import itertools
+from contextlib import nullcontext
+from unittest import mock
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from classgrad import ClassGradients, Normalize
+from classgrad.gradients.engines._fused import joint_terms
+
+from .._reference import assert_exact, batch, cross_entropy, flat_grad, flat_gradients, unit_sum
+
+TOKENS, WIDTH = 3, 4
+
+
+class Spread(nn.Module):
+    """A network over tokens; ``use(model, h)`` makes use of what its examples share."""
+
+    def __init__(self, use, examples=8):
+        super().__init__()
+        self.use = use
+        self.inward, self.outward = nn.Linear(4, TOKENS * WIDTH), nn.Linear(WIDTH, 3)
+        self.table = nn.Embedding(5, WIDTH)
+        self.norm = nn.LayerNorm(WIDTH)
+        self.places = nn.Parameter(torch.randn(1, TOKENS, WIDTH))
+        self.rows = nn.Parameter(torch.randn(5, WIDTH))
+        self.scale = nn.Parameter(torch.randn(WIDTH))
+        self.number = nn.Parameter(torch.tensor(1.5))
+        self.many = nn.Parameter(torch.randn(examples, TOKENS, WIDTH))
+
+    def forward(self, x):
+        h = self.inward(x).unflatten(1, (TOKENS, WIDTH))
+        return self.outward(torch.tanh(self.use(self, h)).mean(1))
+
+
+def spread(use):
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return Spread(use).double()
+
+
+def token(m, h):
+    return torch.cat((m.places[:, :1].expand(len(h), -1, -1), h), 1)
+
+
+def positions(m, h):
+    return h + m.table(torch.arange(TOKENS)[None])
+
+
+def root_mean_square(m, h):
+    return m.scale * (h * h.square().mean(-1, keepdim=True).add(1e-6).rsqrt())
+
+
+def twice(m, h):
+    h = h + m.rows[:TOKENS]
+    return torch.tanh(h) * m.rows[1:4] + m.number
+
+
+def mean(m, h):
+    """What is added to all examples depends on all of them, but no row of the sum on another."""
+    return h + (h.detach() @ m.rows[:WIDTH]).mean(0)
+
+
+SPREAD = {
+    "token": token,
+    "positions": lambda m, h: h + m.places,
+    "positions, first": lambda m, h: m.places + h,
+    "rows": lambda m, h: h + m.rows[1:4],
+    "table": positions,
+    "table behind a layer": lambda m, h: h + m.norm(m.table(torch.tensor([0, 2, 2]))),
+    "table, two places": lambda m, h: (h + m.table.weight[0]) * m.table(torch.tensor([[1, 1, 3]])),
+    "scale": lambda m, h: h * m.scale,
+    "scale, first": root_mean_square,
+    "number": lambda m, h: h * m.number,
+    "number from several": lambda m, h: h * (m.number * m.scale.sum()) + m.places.exp(),
+    "expanded": lambda m, h: h * m.places.expand(len(h), -1, -1).sigmoid(),
+    "expanded from fewer dimensions": lambda m, h: h + m.scale.expand(len(h), TOKENS, -1).sin(),
+    "the same twice": twice,
+    "mean": mean,
+}
+PER_CLASS = {
+    "scaled before it is added": lambda m, h: torch.add(h, m.places, alpha=2),
+    "subtracted": lambda m, h: h - m.places,
+    "one for each example": lambda m, h: h + m.many,
+    "scaled, and a mean of that": lambda m, h: h + (h.detach() * m.scale).mean(0),
+    "matrix": lambda m, h: h @ m.rows[:WIDTH],
+    "spread, and a matrix": lambda m, h: (h + m.rows[0]) @ m.rows[:WIDTH],
+    "spread beside a matrix": lambda m, h: (h + m.places) @ m.rows[:WIDTH],
+    "one place behind the other": lambda m, h: (lambda s: s + s.mean(0))(h + m.places),
+}
+
+
+@pytest.mark.parametrize("gram", [False, True])
+@pytest.mark.parametrize("name", SPREAD | PER_CLASS)
+def test_exact(name, gram):
+    model, (x, y) = spread((SPREAD | PER_CLASS)[name]), batch()
+    with (
+        pytest.warns(UserWarning, match="mixes the examples")
+        if "behind" in name and "place " in name
+        else nullcontext()
+    ):
+        grads = ClassGradients(model, gram=gram)
+        for _ in range(2):
+            assert_exact(model, lambda: cross_entropy(model(x), y), y, grads)
+
+
+def passes(model, y):
+    """Return how many times the second step sends losses back."""
+    (x, _), counts = batch(), []
+    grads = ClassGradients(model, Normalize())
+    whole = torch.autograd.grad
+    for _ in range(2):
+        losses = cross_entropy(model(x), y)
+        with mock.patch("torch.autograd.grad", wraps=whole) as made:
+            grads.backward(losses, y)
+        counts.append(sum(call.args[0] is losses for call in made.call_args_list))
+    return counts[-1]
+
+
+@pytest.mark.parametrize("name", SPREAD)
+def test_one_pass_more_for_all_classes(name):
+    assert passes(spread(SPREAD[name]), batch()[1]) == 2
+
+
+@pytest.mark.parametrize("name", [name for name in PER_CLASS if "place " not in name])
+def test_a_pass_per_class_where_anything_comes_in_another_way(name):
+    assert passes(spread(PER_CLASS[name]), batch()[1]) == 4
+
+
+def test_one_class_takes_its_own_pass():
+    assert passes(spread(SPREAD["positions"]), torch.zeros(8, dtype=torch.int64)) == 2
+    with mock.patch("classgrad.gradients.engines._fused.spread_terms", side_effect=AssertionError):
+        passes(spread(SPREAD["positions"]), torch.zeros(8, dtype=torch.int64))
+
+
+def test_rows_that_are_no_examples_are_found():
+    """With as many tokens as examples, and the tokens first, what is spread over the tokens looks the same."""
+
+    class TokensFirst(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inward, self.outward = nn.Linear(4, 8 * 2), nn.Linear(2, 3)
+            self.shared = nn.Parameter(torch.randn(2))
+            self.first = False
+
+        def forward(self, x):
+            h = self.inward(x).unflatten(1, (8, 2))
+            h = (h.transpose(0, 1) + self.shared).transpose(0, 1)
+            return self.outward(torch.tanh(h)[:, 0])
+
+    torch.manual_seed(0)
+    model, (x, y) = TokensFirst().double(), batch()
+    grads = ClassGradients(model)
+    with mock.patch("classgrad.gradients.engines._fused.joint_terms", wraps=joint_terms) as per_class:
+        for _ in range(2):
+            assert_exact(model, lambda: cross_entropy(model(x), y), y, grads)
+    assert per_class.call_count == 2
+
+
+def test_what_feels_nothing_yet_takes_a_pass_per_class():
+    model, (x, y) = spread(SPREAD["positions"]), batch()
+    grads = ClassGradients(model)
+    model.use = lambda m, h: h + 0 * torch.tanh(h + m.places)
+    for zero in [True] * 12 + [False]:
+        if not zero:
+            model.use = SPREAD["positions"]
+        assert_exact(model, lambda: cross_entropy(model(x), y), y, grads)
+
+
+def test_a_class_that_is_not_finite_spoils_no_other():
+    model, (x, y) = spread(lambda m, h: h * m.scale + m.table(torch.arange(TOKENS))), batch()
+    kept = y != 2
+    gradients = flat_gradients(cross_entropy(model(x), y)[kept] * kept.sum() / len(y), y[kept], model.parameters())
+    x = x.clone()
+    x[y == 2] = torch.inf
+    step = ClassGradients(model).backward(cross_entropy(model(x), y), y)
+    assert step.skipped == {2: "nonfinite"}
+    torch.testing.assert_close(flat_grad(model), unit_sum(gradients))
+
+
+def test_hooks_of_parameters_are_run_on_class_gradients():
+    model, (x, y) = spread(SPREAD["positions"]), batch()
+    seen = []
+    model.places.register_hook(lambda gradient: seen.append(gradient.norm()))
+    ClassGradients(model).backward(cross_entropy(model(x), y), y)
+    assert len(seen) == 3
+
+
+def test_declared_classes_that_are_missing_and_frozen_parameters():
+    model, (x, y) = spread(SPREAD["number from several"]), batch()
+    model.scale.requires_grad_(False)
+    model.unused = nn.Parameter(torch.ones(2).double())
+    grads = ClassGradients(model, classes=5)
+    step = grads.backward(cross_entropy(model(x), y), y)
+    gradients = flat_gradients(cross_entropy(model(x), y), y, [p for p in model.parameters() if p.requires_grad])
+    torch.testing.assert_close(step.norms[:3], gradients.norm(dim=1))
+    assert not step.norms[3:].any()
+    assert model.unused.grad is None
+    assert model.scale.grad is None
+
+
+def test_half_precision():
+    model, (x, y) = spread(lambda m, h: h * m.scale + m.places).float(), batch()
+    x = x.float()
+
+    def losses():
+        with torch.autocast("cpu", torch.bfloat16):
+            return cross_entropy(model(x), y).float()
+
+    gradients = flat_gradients(losses(), y, model.parameters())
+    step = ClassGradients(model).backward(losses(), y)
+    torch.testing.assert_close(step.norms, gradients.norm(dim=1), rtol=0.02, atol=0)
+    torch.testing.assert_close(flat_grad(model), unit_sum(gradients), rtol=0.05, atol=0.02)
+
+
+OTHERWISE = {"token", "one for each example", "mean", "scaled, and a mean of that", "one place behind the other"}
+"""Those that make other shapes, or of fewer examples another function."""
+USES = sorted({**SPREAD, **PER_CLASS}.keys() - OTHERWISE)
+
+
+@given(st.lists(st.sampled_from(USES), min_size=1, max_size=4), st.lists(st.integers(0, 2), min_size=8, max_size=8))
+def test_any_of_them_one_after_the_other(names, labels):
+    def use(m, h):
+        for name in names:
+            h = torch.tanh({**SPREAD, **PER_CLASS}[name](m, h))
+        return h
+
+    model, (x, _), y = spread(use), batch(), torch.tensor(labels)
+    for gram, accumulated in itertools.product((False, True), repeat=2):
+        gradients = flat_gradients(cross_entropy(model(x), y), y, model.parameters())
+        model.zero_grad()
+        grads = ClassGradients(model, gram=gram)
+        if accumulated:
+            for part in (slice(0, 6), slice(6, 8)):  # of 3, as there are tokens, the norm of a table would seem to mix
+                grads.accumulate(cross_entropy(model(x[part]), y[part]), y[part])
+            step = grads.finalize()
+        else:
+            step = grads.backward(cross_entropy(model(x), y), y)
+        torch.testing.assert_close(step.norms, gradients.norm(dim=1), rtol=1e-10, atol=1e-12)
+        torch.testing.assert_close(flat_grad(model), unit_sum(gradients), rtol=1e-10, atol=1e-12)
