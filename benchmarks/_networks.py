@@ -38,7 +38,10 @@ class Block(nn.Module):
 
 
 class Transformer(nn.Module):
-    """Tokens in, classes out: 4 blocks of width 128 over 64 tokens; places are looked up for each example or ``once``."""
+    """Tokens in, classes out: 4 blocks of width 128 over 64 tokens.
+
+    Places are looked up for each example, or ``once`` for all of them.
+    """
 
     def __init__(
         self,
@@ -73,5 +76,5 @@ MODELS: dict[str, tuple[Callable[[int], nn.Module], Callable[[int], Tensor]]] = 
     "mlp": (lambda classes: mlp(classes, hidden=(512, 512)), _images),
     "table": (lambda classes: mlp(classes, in_features=30, hidden=(64, 64)), lambda n: torch.randn(n, 30)),
     "transformer": (Transformer, lambda n: torch.randint(0, 1000, (n, 64))),
-    "once": (partial(Transformer, once=True), lambda n: torch.randint(0, 1000, (n, 64))),
+    "transformer_once": (partial(Transformer, once=True), lambda n: torch.randint(0, 1000, (n, 64))),
 }
