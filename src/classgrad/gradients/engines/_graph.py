@@ -111,9 +111,15 @@ def read_graph(losses: Tensor, known: dict[int, list[tuple[int, int]]] | None = 
     return Graph(nodes, edges, form, uses, marked)
 
 
+def is_leaf(node: Any) -> bool:
+    """Whether a node stands for a parameter, its ``variable``."""
+    name: str = node.name()
+    return name.endswith("AccumulateGrad")
+
+
 def _of_parameters(node: Any) -> bool:
     """Whether all that an operation passes gradients to are parameters."""
-    return all(child is None or child.name().endswith("AccumulateGrad") for child, _ in node.next_functions)
+    return all(child is None or is_leaf(child) for child, _ in node.next_functions)
 
 
 def _rows_by_number(node: Any) -> int:

@@ -6,7 +6,7 @@ spread. A pass per class is left for what comes before it, which is little: a lo
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge
 
 from classgrad.gradients._layout import ClassLayout
-from classgrad.gradients.engines._graph import Graph, by_node
+from classgrad.gradients.engines._graph import Graph, by_node, is_leaf
 from classgrad.gradients.engines._joint import gradients_of, kept_terms
 from classgrad.gradients.terms._terms import Memory, Term, promote
 
@@ -56,37 +56,44 @@ class Place(NamedTuple):
 
 def spread_of(graph: Graph, parameters: Sequence[nn.Parameter], examples: int) -> list[Place]:
     """Return the places by which all that the losses learn of these parameters comes; nothing if there are others."""
-    nodes = list(graph.nodes)
     children = by_node(graph.edges)
+    places = _first_met(graph, children, {id(p) for p in parameters}, examples)
+    return [] if _behind_another(places, graph, children) else places
+
+
+def _first_met(graph: Graph, children: Sequence[Sequence[int]], wanted: Container[int], examples: int) -> list[Place]:
+    """Return the first places on all ways from the parameters to the losses, nothing if there is a way without."""
+    nodes = list(graph.nodes)
     parents: list[set[int]] = [set() for _ in nodes]
     for number, below in enumerate(children):
         for child in below:
             if child >= 0:
                 parents[child].add(number)
-    wanted = {id(p) for p in parameters}
-    waiting = [n for n, node in enumerate(nodes) if id(getattr(node, "variable", None)) in wanted]
+    waiting = [n for n, node in enumerate(nodes) if is_leaf(node) and id(node.variable) in wanted]
     met, found = set(waiting), {}
     for number in waiting:
         if not parents[number]:
             return []  # the losses
         for parent in parents[number]:
-            for slot, child in enumerate(children[parent]):
-                if child != number:
-                    continue
+            for slot in (slot for slot, child in enumerate(children[parent]) if child == number):
                 place = Place(nodes[parent], slot)
                 if _spreads(place, examples):
                     found[parent] = place
                 elif parent not in met:
                     met.add(parent)
                     waiting.append(parent)
-    # What came by one place and then by another would be counted twice.
-    below = [graph.nodes[place.source[0]] for place in found.values()]
-    seen = set(below)
-    for number in below:
-        new = {child for child in children[number] if child >= 0} - seen
-        seen |= new
-        below.extend(new)
-    return [] if seen.intersection(found) else list(found.values())
+    return list(found.values())
+
+
+def _behind_another(places: Sequence[Place], graph: Graph, children: Sequence[Sequence[int]]) -> bool:
+    """Whether what one place spreads was made of what another spread: that would be counted twice."""
+    waiting = [graph.nodes[place.source[0]] for place in places]
+    met = set(waiting)
+    for number in waiting:
+        new = {child for child in children[number] if child >= 0} - met
+        met |= new
+        waiting.extend(new)
+    return any(graph.nodes[place.node] in met for place in places)
 
 
 def spread_terms(
@@ -114,8 +121,8 @@ def _passes(
         if gradient is not None:
             found = place.class_gradients(gradient.to_dense(), layout)
             spread[place.source] = spread[place.source] + found if place.source in spread else found
-    leaves = {id(node.variable): each for (node, _), each in spread.items() if hasattr(node, "variable")}
-    made = {GradientEdge(*source): each for source, each in spread.items() if not hasattr(source[0], "variable")}
+    leaves = {id(node.variable): each for (node, _), each in spread.items() if is_leaf(node)}
+    made = {GradientEdge(*source): each for source, each in spread.items() if not is_leaf(source[0])}
     before: tuple[Tensor | None, ...] = (None,) * len(parameters)
     for position, size in enumerate(layout.sizes):
         if not size:
