@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from torch import nn
 
 from classgrad import ClassGradients, Normalize
-from classgrad.gradients.engines._fused import joint_terms
 
 from .._reference import assert_exact, batch, cross_entropy, flat_grad, flat_gradients, unit_sum
 
@@ -81,6 +80,7 @@ SPREAD = {
     "expanded": lambda m, h: h * m.places.expand(len(h), -1, -1).sigmoid(),
     "expanded from fewer dimensions": lambda m, h: h + m.scale.expand(len(h), TOKENS, -1).sin(),
     "the same twice": twice,
+    "as it is and behind an operation": lambda m, h: h * m.scale + m.scale.sin(),
     "mean": mean,
 }
 PER_CLASS = {
@@ -135,28 +135,61 @@ def test_one_class_takes_its_own_pass():
         passes(spread(SPREAD["positions"]), torch.zeros(8, dtype=torch.int64))
 
 
-def test_rows_that_are_no_examples_are_found():
-    """With as many tokens as examples, and the tokens first, what is spread over the tokens looks the same."""
+class Shared(nn.Module):
+    """What is spread lies behind no layer, so that the layers know nothing of what becomes of it."""
 
-    class TokensFirst(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.inward, self.outward = nn.Linear(4, 8 * 2), nn.Linear(2, 3)
-            self.shared = nn.Parameter(torch.randn(2))
-            self.first = False
+    def __init__(self, use):
+        super().__init__()
+        self.use, self.shared, self.outward = use, nn.Parameter(torch.randn(4)), nn.Linear(4, 3)
+        self.rows, self.gate = torch.arange(8), 1.0
+        self.matrix = nn.Parameter(torch.randn(4, 4))
 
-        def forward(self, x):
-            h = self.inward(x).unflatten(1, (8, 2))
-            h = (h.transpose(0, 1) + self.shared).transpose(0, 1)
-            return self.outward(torch.tanh(h)[:, 0])
+    def forward(self, x):
+        return self.outward(torch.tanh(self.use(self, x)))
 
+
+def pairs(m, x):
+    """Examples two by two."""
+    return nn.functional.layer_norm((x + m.shared).unflatten(0, (4, 2)), (2, 4)).flatten(0, 1)
+
+
+def tokens_first(m, x):
+    """As many tokens as examples: what is spread over the tokens looks the same."""
+    tokens = (x[:, None] * torch.arange(1, 9)[:, None]).transpose(0, 1)
+    return m.gate * (tokens + m.shared).sin().transpose(0, 1)[:, 0]
+
+
+def gated_mean(m, x):
+    h = x + m.shared
+    return h + m.gate * h.mean(0) @ m.matrix
+
+
+Y = torch.tensor([0, 0, 1, 1, 2, 2, 0, 0])
+OTHER = torch.tensor([0, 1, 1, 2, 2, 0, 1, 0])
+
+
+@pytest.mark.parametrize(
+    ("use", "steps"),
+    [
+        (tokens_first, [{}, {}]),
+        (tokens_first, [{"gate": 0.0}, {}, {}]),
+        (lambda m, x: (x + m.shared)[m.rows], [{}, {}, {"rows": torch.arange(8).flip(0)}]),
+        (pairs, [{"y": Y}, {"y": Y}, {}]),
+        (gated_mean, [{"gate": 0.0}, {}]),
+    ],
+    ids=["tokens first", "felt later", "rows by number", "within classes", "made of another"],
+)
+def test_rows_that_are_no_examples_are_found(use, steps):
     torch.manual_seed(0)
-    model, (x, y) = TokensFirst().double(), batch()
+    model, (x, _) = Shared(use).double(), batch()
     grads = ClassGradients(model)
-    with mock.patch("classgrad.gradients.engines._fused.joint_terms", wraps=joint_terms) as per_class:
-        for _ in range(2):
-            assert_exact(model, lambda: cross_entropy(model(x), y), y, grads)
-    assert per_class.call_count == 2
+    for step in steps:
+        y = step.get("y", OTHER)
+        model.gate, model.rows = step.get("gate", 1.0), step.get("rows", torch.arange(8))
+        gradients = flat_gradients(cross_entropy(model(x), y), y, model.parameters())
+        model.zero_grad()
+        grads.backward(cross_entropy(model(x), y), y)
+        torch.testing.assert_close(flat_grad(model), unit_sum(gradients), rtol=1e-11, atol=1e-13)
 
 
 def test_what_feels_nothing_yet_takes_a_pass_per_class():
@@ -199,6 +232,14 @@ def test_declared_classes_that_are_missing_and_frozen_parameters():
     assert not step.norms[3:].any()
     assert model.unused.grad is None
     assert model.scale.grad is None
+
+
+def test_half_precision_sums_up_to_what_autograd_does():
+    number = nn.ParameterList([torch.zeros(1, dtype=torch.bfloat16)])
+    y = torch.arange(2).repeat(512)
+    x = torch.zeros(1024, 1, dtype=torch.bfloat16)
+    step = ClassGradients(number).backward((x + number[0])[:, 0], y)
+    assert step.norms.tolist() == [0.5, 0.5]
 
 
 def test_half_precision():
