@@ -16,7 +16,7 @@ from torch.autograd.graph import GradientEdge
 from classgrad.gradients._layout import ClassLayout
 from classgrad.gradients.engines._graph import Graph, by_node, is_leaf
 from classgrad.gradients.engines._joint import gradients_of, kept_terms
-from classgrad.gradients.terms._terms import Memory, Term, promote
+from classgrad.gradients.terms._terms import Memory, Term
 
 
 class Place(NamedTuple):
@@ -51,7 +51,7 @@ class Place(NamedTuple):
         each = [1] * (gradient.dim() - len(given.shape)) + list(given.shape)
         spread = [d for d in range(1, gradient.dim()) if each[d] == 1 and gradient.shape[d] != 1]
         summed = gradient.sum(spread, keepdim=True) if spread else gradient
-        return layout.sum(promote(summed)).reshape(len(layout), *given.shape).to(given.dtype)
+        return layout.sum(summed).reshape(len(layout), *given.shape).to(given.dtype)
 
 
 def spread_of(graph: Graph, parameters: Sequence[nn.Parameter], examples: int) -> list[Place]:
