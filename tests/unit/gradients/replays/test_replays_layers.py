@@ -10,9 +10,10 @@ from classgrad import ClassGradients
 
 from .._reference import flat_grad, flat_gradients, unit_sum
 from ..layers.test_layers import EQUAL, FALLS_BACK, LAYERS, Y, losses_of, prepared
+from ..layers.test_layers import pytestmark as warnings_of_layers
 from ._acted_graphs import Acted
 
-pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths")
+pytestmark = warnings_of_layers
 
 
 class Beside(nn.Module):
