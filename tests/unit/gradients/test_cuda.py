@@ -12,11 +12,12 @@ from classgrad.gradients._layout import class_layout
 
 from ._reference import batch, cross_entropy, flat_grad, flat_gradients, loss_of, small_net, unit_sum
 from .layers.test_layers import EQUAL, FALLS_BACK, LAYERS, WAYS, Y, losses_of, prepared
+from .layers.test_layers import pytestmark as warnings_of_layers
 
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-    pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths"),
+    *warnings_of_layers,
 ]
 ON_THE_CPU = {"bag by offsets", "bag by offsets with the last, weighted"}
 """Models that hold tensors of their own."""
