@@ -11,6 +11,7 @@ from classgrad.gradients import CapturedStep
 from classgrad.gradients._layout import class_layout
 
 from ._reference import batch, cross_entropy, flat_grad, flat_gradients, loss_of, small_net, unit_sum
+from .engines.test_spread import SPREAD, spread
 from .layers.test_layers import EQUAL, FALLS_BACK, LAYERS, WAYS, Y, losses_of, prepared
 from .layers.test_layers import pytestmark as warnings_of_layers
 
@@ -48,6 +49,20 @@ def test_layers(name, labels):
         torch.testing.assert_close(step.norms[step.counts > 0].cpu(), gradients.norm(dim=1), rtol=1e-9, atol=1e-11)
         torch.testing.assert_close(found.cpu(), unit_sum(gradients), rtol=1e-9, atol=1e-11)
         torch.testing.assert_close(gram.cpu(), gradients @ gradients.T, rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize("labels", [torch.arange(8) % 3, torch.arange(8) // 4], ids=["unequal", "equal"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("name", SPREAD)
+def test_parameters_that_are_spread(name, dtype, labels):
+    model, x, y = spread(SPREAD[name]).to("cuda", dtype), batch()[0].to("cuda", dtype), labels.cuda()
+    grads = ClassGradients(model)
+    for _ in range(3):
+        gradients = flat_gradients(cross_entropy(model(x), y), y, model.parameters())
+        model.zero_grad()
+        step = grads.backward(cross_entropy(model(x), y), y)
+        torch.testing.assert_close(step.norms, gradients.norm(dim=1))
+        torch.testing.assert_close(flat_grad(model), unit_sum(gradients))
 
 
 RULES = [Sum(), Normalize(), Normalize(per="layer"), Bisect(), Rescale()]

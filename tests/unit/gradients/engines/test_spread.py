@@ -47,8 +47,13 @@ def token(m, h):
     return torch.cat((m.places[:, :1].expand(len(h), -1, -1), h), 1)
 
 
+def rows_of(m, h, *numbers):
+    """Rows of the table."""
+    return m.table(torch.tensor(numbers, device=h.device))
+
+
 def positions(m, h):
-    return h + m.table(torch.arange(TOKENS)[None])
+    return h + rows_of(m, h, *range(TOKENS))[None]
 
 
 def root_mean_square(m, h):
@@ -71,8 +76,9 @@ SPREAD = {
     "positions, first": lambda m, h: m.places + h,
     "rows": lambda m, h: h + m.rows[1:4],
     "table": positions,
-    "table behind a layer": lambda m, h: h + m.norm(m.table(torch.tensor([0, 2, 2]))),
-    "table, two places": lambda m, h: (h + m.table.weight[0]) * m.table(torch.tensor([[1, 1, 3]])),
+    "table looked up with a dimension for the batch": lambda m, h: h + m.table(torch.arange(3, device=h.device)[None]),
+    "table behind a layer": lambda m, h: h + m.norm(rows_of(m, h, 0, 2, 2)),
+    "table, two places": lambda m, h: (h + m.table.weight[0]) * rows_of(m, h, 1, 1, 3),
     "scale": lambda m, h: h * m.scale,
     "scale, first": root_mean_square,
     "number": lambda m, h: h * m.number,
@@ -203,7 +209,7 @@ def test_what_feels_nothing_yet_takes_a_pass_per_class():
 
 
 def test_a_class_that_is_not_finite_spoils_no_other():
-    model, (x, y) = spread(lambda m, h: h * m.scale + m.table(torch.arange(TOKENS))), batch()
+    model, (x, y) = spread(lambda m, h: h * m.scale + rows_of(m, h, *range(TOKENS))), batch()
     kept = y != 2
     gradients = flat_gradients(cross_entropy(model(x), y)[kept] * kept.sum() / len(y), y[kept], model.parameters())
     x = x.clone()
