@@ -168,7 +168,8 @@ class Engines:
             return None
         if key in self._mixers:
             return self._mixers[key]
-        if not self._due(key, losses):
+        steps = self._doubtful[key] = self._doubtful.get(key, 0) + 1
+        if _recording(losses) or (steps > _PROBES and steps & (steps - 1)):
             return None
         found = probe(losses, layout, calls)
         module = None if found.mixer is None else calls[found.mixer].call.module
@@ -178,12 +179,6 @@ class Engines:
             if mixer is not None or not (graph.reorders(layout.examples) or self._mixes_within(key, losses, calls)):
                 self._mixers[key] = mixer
         return mixer
-
-    def _due(self, key: tuple[object, ...], losses: Tensor) -> bool:
-        """Whether to probe once more, where no probe was conclusive so far."""
-        steps = self._doubtful[key] = self._doubtful.get(key, 0) + 1
-        recording = losses.is_cuda and torch.cuda.is_current_stream_capturing()
-        return not recording and (steps <= _PROBES or not steps & (steps - 1))
 
     def _mixes_within(self, key: tuple[object, ...], losses: Tensor, calls: Calls) -> bool:
         """Whether examples of a class are mixed, which other labels of the next batch would make one of classes."""
@@ -199,7 +194,10 @@ class Engines:
         graph: Graph,
         parameters: Sequence[nn.Parameter],
     ) -> Sequence[Place]:
-        """Return how parameters without a rule come to the examples, if no examples are mixed from there on."""
+        """Return how parameters without a rule come to the examples, if no examples are mixed from there on.
+
+        Probed until that is conclusive, at every step, so that a run that is taken up again goes the same way.
+        """
         if layout.make_up.largest == layout.examples or any(p._backward_hooks for p in parameters):
             return ()  # a pass for the only class is the least; hooks are to be run on class gradients
         if key not in self._mixers and (self._within.get(key) or graph.reorders(layout.examples)):
@@ -207,7 +205,7 @@ class Engines:
         places = spread_of(graph, parameters, layout.examples)
         key = (key, *(graph.nodes[place.node] for place in places))
         apart = self._apart.get(key, False)
-        if places and key not in self._apart and self._due(key, losses):
+        if places and key not in self._apart and not _recording(losses):
             found = [probe(losses, each, places) for each in (layout, _groups(losses))]
             apart = all(each.mixer is None for each in found)
             if not apart or all(each.conclusive for each in found):
@@ -223,6 +221,10 @@ class Engines:
             "classgrad.models.to_group_norm(model) replaces batch by group normalization.",
             stacklevel=_level_outside(),
         )
+
+
+def _recording(losses: Tensor) -> bool:
+    return losses.is_cuda and torch.cuda.is_current_stream_capturing()
 
 
 def _groups(losses: Tensor) -> ClassLayout:

@@ -198,14 +198,20 @@ def test_rows_that_are_no_examples_are_found(use, steps):
         torch.testing.assert_close(flat_grad(model), unit_sum(gradients), rtol=1e-11, atol=1e-13)
 
 
-def test_what_feels_nothing_yet_takes_a_pass_per_class():
-    model, (x, y) = spread(SPREAD["positions"]), batch()
+def test_what_feels_nothing_yet_goes_the_same_way_in_a_run_that_is_taken_up_again():
+    model, (x, y) = spread(lambda m, h: h * m.scale + m.number.detach() * torch.tanh(h + m.places)), batch()
+    model.number.data.zero_()
     grads = ClassGradients(model)
-    model.use = lambda m, h: h + 0 * torch.tanh(h + m.places)
-    for zero in [True] * 12 + [False]:
-        if not zero:
-            model.use = SPREAD["positions"]
+    for step in range(13):
+        if step == 12:
+            model.number.data.fill_(1.5)
         assert_exact(model, lambda: cross_entropy(model(x), y), y, grads)
+        found = []
+        for each in (grads, ClassGradients(model)):
+            each.backward(cross_entropy(model(x), y), y)
+            found.append(flat_grad(model))
+            model.zero_grad()
+        assert torch.equal(*found), step
 
 
 def test_a_class_that_is_not_finite_spoils_no_other():
