@@ -31,9 +31,10 @@ class Layout:
 class Network:
     """A model with its inputs.
 
-    ``covered``: every parameter is one of a layer with a rule and used nowhere else, so that one backward pass has to
-    do. ``vectorized``: torch can run its backward under vmap, which TorchJD needs. ``whole``: TorchJD has to be shown
-    the model as one piece, because modules share parameters or read those of others.
+    ``covered``: every parameter is one of a layer with a rule, or comes to the examples by an operation that is known,
+    so that one backward pass has to do, and nothing need be held for each class. ``vectorized``: torch can run its
+    backward under vmap, which TorchJD needs. ``whole``: TorchJD has to be shown the model as one piece, because modules
+    share parameters or read those of others.
     """
 
     model: nn.Module

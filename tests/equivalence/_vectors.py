@@ -106,7 +106,7 @@ PARTS = {
     "rms norm": Part(lambda: nn.RMSNorm(WIDTH)),
     "twice": Part(Twice, whole=True),
     "shared": Part(Shared, whole=True),
-    "reader": Part(Reader, covered=False, whole=True),
+    "reader": Part(Reader, whole=True),
     "autoencoder": Part(Autoencoder, covered=False, whole=True),
     "spare": Part(Spare, whole=True),
     "pair": Part(Pair, covered=False),

@@ -47,7 +47,7 @@ SMALL: dict[str, Callable[[], Case]] = {
     "simple_cnn": lambda: case_of(models.simple_cnn(OUTPUTS, image_size=8), images(8)),
     "simple_cnn, channels last": lambda: last(case_of(models.simple_cnn(OUTPUTS, image_size=8), images(8))),
     "bert": lambda: own(Bert(), tokens(), covered=False, whole=True),
-    "vit": lambda: own(Vit(), images(8), covered=False, whole=True),
+    "vit": lambda: own(Vit(), images(8), whole=True),
     "lstm": lambda: own(Lstm(), tokens(), covered=False),
 }
 LARGE: dict[str, Callable[[], Case]] = {

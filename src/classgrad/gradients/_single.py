@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.amp.grad_scaler import GradScaler
 
 from classgrad.gradients._basis import Basis
@@ -17,7 +15,7 @@ from classgrad.gradients._plain import PlainSteps
 from classgrad.gradients._step import Step
 from classgrad.gradients._stream import Direction
 from classgrad.gradients._write import scale_of, write
-from classgrad.gradients.engines._engines import Plan
+from classgrad.gradients.engines._fused import Plan
 from classgrad.gradients.engines._graph import Graph
 from classgrad.gradients.engines._joint import class_passes
 from classgrad.gradients.replays._recorder import Tally
@@ -91,11 +89,10 @@ class SingleStep:
         basis = self._basis
         parameters = basis.parameters
         plan = basis.engines.plan(losses, layout, graph, parameters)
-        if self._streams(plan, layout, parameters):
+        if self._streams(plan, layout):
             return *self._class_by_class(losses, layout, scale), scale
         if plan is not None and self._replays.suit(losses, layout, basis.rule, basis.wishes, scale):
-            given = (losses, layout, plan.calls, plan.ends, parameters, plan.rest)
-            return *self._replays.step(*given, basis.engines.memory(), basis.rule), 1.0
+            return *self._replays.step(losses, layout, plan, parameters, basis.engines.memory(), basis.rule), 1.0
         terms = [basis.engines.terms(losses, layout, plan, parameters, scale / layout.examples, gram=basis.asks_gram)]
         step, found = combine(
             terms.pop(),  # nobody else holds it, so that it is let go as the direction comes
@@ -116,15 +113,12 @@ class SingleStep:
         asked = rule.needs or wishes.norms or wishes.gram
         return not asked and rule.per == "model" and rule.separable
 
-    def _streams(self, plan: Plan | None, layout: ClassLayout, parameters: Sequence[nn.Parameter]) -> bool:
+    def _streams(self, plan: Plan | None, layout: ClassLayout) -> bool:
         """Whether the classes should be taken one by one: they may, and nothing shorter is possible."""
         basis = self._basis
         if not basis.rule.separable or basis.wishes.gram:
             return False
-        if plan is None or not plan.rest.ids:
-            return plan is None
-        rest = [p for p in parameters if id(p) in plan.rest.ids]
-        return len(layout) * sum(p.numel() * p.element_size() for p in rest) > basis.max_memory
+        return plan is None or len(layout) * plan.held > basis.max_memory
 
     def _class_by_class(self, losses: Tensor, layout: ClassLayout, scale: Tensor | float) -> tuple[Step, Direction]:
         stream = self._basis.stream(layout.examples)

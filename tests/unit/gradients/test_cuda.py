@@ -11,7 +11,7 @@ from classgrad.gradients import CapturedStep
 from classgrad.gradients._layout import class_layout
 
 from ._reference import batch, cross_entropy, flat_grad, flat_gradients, loss_of, small_net, unit_sum
-from .engines.test_spread import SPREAD, spread
+from .engines.test_places import KNOWN, spread
 from .layers.test_layers import EQUAL, FALLS_BACK, LAYERS, WAYS, Y, losses_of, prepared
 from .layers.test_layers import pytestmark as warnings_of_layers
 
@@ -53,9 +53,9 @@ def test_layers(name, labels):
 
 @pytest.mark.parametrize("labels", [torch.arange(8) % 3, torch.arange(8) // 4], ids=["unequal", "equal"])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-@pytest.mark.parametrize("name", SPREAD)
-def test_parameters_that_are_spread(name, dtype, labels):
-    model, x, y = spread(SPREAD[name]).to("cuda", dtype), batch()[0].to("cuda", dtype), labels.cuda()
+@pytest.mark.parametrize("name", KNOWN)
+def test_parameters_outside_of_layers(name, dtype, labels):
+    model, x, y = spread(KNOWN[name]).to("cuda", dtype), batch()[0].to("cuda", dtype), labels.cuda()
     grads = ClassGradients(model)
     for _ in range(3):
         gradients = flat_gradients(cross_entropy(model(x), y), y, model.parameters())

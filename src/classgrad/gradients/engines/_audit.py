@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -83,50 +83,39 @@ def uses_of(calls: Calls) -> Counter[int]:
     return Counter([id(p) for each in calls for p in each.parameters.values()])
 
 
-class End(Protocol):
-    """Something whose rows may be examples."""
-
-    @property
-    def edge(self) -> GradientEdge:
-        """Where its gradient arrives."""
-        ...
-
-    @property
-    def shape(self) -> torch.Size:
-        """Its shape."""
-        ...
-
-
 class Probe(NamedTuple):
     """What sending back the losses of some classes and not of others showed."""
 
-    mixer: int | None
-    """Number of an end behind which examples are mixed, so that its rows are not examples."""
+    mixers: frozenset[int]
+    """Numbers of the calls behind which examples are mixed, so that the rows of their outputs are not examples."""
+    numb: frozenset[int]
+    """Numbers of those that felt nothing: one behind weights of zero would not have felt mixing either."""
     conclusive: bool
-    """Whether every end felt anything at all: one behind weights of zero would not have felt mixing either."""
+    """Whether that is all there is to know."""
 
 
-def probe(losses: Tensor, layout: ClassLayout, ends: Sequence[End]) -> Probe:
-    """Send back the losses of some classes: no example of another class may feel it at any end.
+def probe(losses: Tensor, layout: ClassLayout, calls: Calls) -> Probe:
+    """Send back the losses of some classes: no example of another class may feel it at any call.
 
     Two sets of classes for each binary digit of a class's position tell every class from every other, in both
     directions.
     """
-    numb = set(range(len(ends))) if len(layout) > 1 else set()
-    edges = [each.edge for each in ends]
-    for digit in range((len(layout) - 1).bit_length() if ends else 0):
+    numb, mixers = set(range(len(calls))) if len(layout) > 1 else set[int](), set[int]()
+    edges = [each.edge for each in calls]
+    for digit in range((len(layout) - 1).bit_length() if calls else 0):
         for side in (0, 1):
             chosen = (layout.index >> digit) % 2 == side
             gradients = gradients_of(losses, edges, chosen.to(losses.dtype), retain_graph=True)
-            for number, (each, gradient) in reversed(list(enumerate(zip(ends, gradients, strict=True)))):
-                if gradient is None:
+            for number, (each, gradient) in enumerate(zip(calls, gradients, strict=True)):
+                if gradient is None or number in mixers:
                     continue
                 examples = gradient.reshape(each.shape)
                 if _felt(examples[~chosen]):
-                    return Probe(number, True)
-                if number in numb and _felt(examples[chosen]):
+                    mixers.add(number)
+                    numb.discard(number)
+                elif number in numb and _felt(examples[chosen]):
                     numb.remove(number)
-    return Probe(None, not numb and bool(losses.isfinite().all()))
+    return Probe(frozenset(mixers), frozenset(numb), not numb and bool(losses.isfinite().all()))
 
 
 def _felt(gradient: Tensor) -> bool:

@@ -6,7 +6,6 @@ import sys
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from types import FrameType
 from typing import Literal
 
@@ -15,12 +14,20 @@ from torch import Tensor, nn
 
 from classgrad.gradients._combine import Terms
 from classgrad.gradients._layout import ClassLayout
-from classgrad.gradients.engines._audit import Calls, covered_calls, may_mix, mixing_layer, probe, uncovered
+from classgrad.gradients.engines._audit import (
+    Calls,
+    CoveredCall,
+    covered_calls,
+    may_mix,
+    mixing_layer,
+    probe,
+    uncovered,
+)
 from classgrad.gradients.engines._capture import Capture, check_in_sight, check_unmodified
-from classgrad.gradients.engines._fused import Rest, fused_terms
+from classgrad.gradients.engines._fused import Plan, fused_terms
 from classgrad.gradients.engines._graph import Graph
 from classgrad.gradients.engines._joint import joint_terms
-from classgrad.gradients.engines._spread import Place, spread_of
+from classgrad.gradients.engines._places import NO_PLACES, Choices, Place, Places, choose_places, places_of, speaks_up
 from classgrad.gradients.layers._registry import will_have_rule
 from classgrad.gradients.terms._scratch import Scratch
 from classgrad.gradients.terms._terms import Memory
@@ -34,18 +41,6 @@ _GROUPS = 4
 """Of examples, drawn regardless of classes, that are told from each other to find mixing within classes."""
 
 
-@dataclass(frozen=True)
-class Plan:
-    """What the fused engine may do on a graph."""
-
-    calls: Calls
-    """The layer calls that a rule applies to."""
-    ends: Calls
-    """How far a backward pass has to go to come by all of them."""
-    rest: Rest
-    """The parameters that need backward passes for themselves alone."""
-
-
 class Engines:
     """Makes class gradients of a model's losses, by the fused engine where it is exact and by ``joint`` elsewhere."""
 
@@ -55,10 +50,10 @@ class Engines:
         self.mixing = tuple(mixing)
         self._may_mix = may_mix(model, self.mixing)
         self.names: dict[nn.Module, str] = {module: name or "the model" for name, module in model.named_modules()}
-        self._mixers: dict[tuple[object, ...], str | None] = {}
+        self._mixers: dict[tuple[object, ...], frozenset[int]] = {}
         self._doubtful: dict[tuple[object, ...], int] = {}
         self._within: dict[tuple[object, ...], bool] = {}
-        self._apart: dict[tuple[object, ...], bool] = {}
+        self._choices: dict[tuple[object, ...], Choices] = {}
         self._ends: dict[tuple[int, ...], set[int]] = {}
         self._warned: set[str] = set()
         self._scratch = Scratch()
@@ -123,7 +118,7 @@ class Engines:
         memory = self.memory()
         if plan is None:
             return joint_terms(losses, layout, parameters, seed, memory, keep_graph)
-        return fused_terms(losses, layout, plan.calls, plan.ends, parameters, plan.rest, seed, memory, gram, keep_graph)
+        return fused_terms(losses, layout, plan, parameters, seed, memory, gram, keep_graph)
 
     def plan(
         self, losses: Tensor, layout: ClassLayout, graph: Graph, parameters: Sequence[nn.Parameter]
@@ -139,51 +134,60 @@ class Engines:
         check_unmodified((each.call for each in calls if not each.rule.blind.issuperset(each.parameters)), self.names)
         modes = tuple(module.training for module in self.names)  # an operation may mix in one mode and not in another
         key = (graph.form, *(id(each.call.module) for each in calls), modes)
-        mixer = self._audit(key, losses, layout, graph, calls)
-        if mixer is not None:
-            self._warn(f"Something after layer {mixer} mixes the examples of a batch", len(layout))
+        mixers = self._audit(key, losses, layout, graph, calls)
+        apart = [each for number, each in enumerate(calls) if number not in mixers]
+        ids = uncovered(graph, apart, parameters)
+        rest = [p for p in parameters if id(p) in ids] if ids else []
+        places = self._places(key, losses, layout, graph, apart, rest, bool(mixers)) if rest else NO_PLACES
+        if mixers and rest and not places.each:
+            module = calls[max(mixers)].call.module
+            name = f"{self.names[module]} ({type(module).__name__})"
+            self._warn(f"Something after layer {name} mixes the examples of a batch", len(layout))
             return None
-        rest = uncovered(graph, calls, parameters)
-        places = self._places(key, losses, layout, graph, [p for p in parameters if id(p) in rest]) if rest else ()
-        return Plan(calls, self._ends_of(graph, calls), Rest(rest, places))
+        covered = [p for p in parameters if id(p) not in ids] if ids else parameters
+        return Plan(apart, covered, places, [] if places.each else rest, self._ends_of(graph, apart, places))
 
-    def _ends_of(self, graph: Graph, calls: Calls) -> Calls:
-        """Return the calls that have no other below them; worked out once for each form of graph."""
-        numbers = {graph.nodes[each.node]: each for each in calls}
+    def _ends_of(self, graph: Graph, calls: Calls, places: Places) -> list[CoveredCall | Place]:
+        """Return the calls and places that have no others below them; worked out once for each form of graph."""
+        each: list[CoveredCall | Place] = [*calls, *places.each]
+        numbers = [graph.nodes[end.node] for end in each]
         key = (graph.form, *numbers)
         lowest = self._ends.get(key)
         if lowest is None:
-            lowest = self._ends[key] = graph.lowest(numbers)
-        return [each for number, each in numbers.items() if number in lowest]
+            lowest = self._ends[key] = graph.lowest(set(numbers))
+        return [end for end, number in zip(each, numbers, strict=True) if number in lowest]
 
     def _audit(
         self, key: tuple[object, ...], losses: Tensor, layout: ClassLayout, graph: Graph, calls: Calls
-    ) -> str | None:
-        """Look for mixing that no layer type tells; costs backward passes, so once for each form of graph.
+    ) -> frozenset[int]:
+        """Return the numbers of the calls behind which examples are mixed, though no layer type tells.
 
-        Where a probe was not conclusive it is made again: at the next steps, then at ever fewer of them. Where rows are
-        taken by number, or mixed within classes, it is made at every step until it finds mixing.
+        To look for that costs backward passes, so it is done once for each form of graph. Where a probe was not
+        conclusive it is made again: at the next steps, then at ever fewer of them. Where rows are taken by number, or
+        mixed within classes, it is made at every step until it finds mixing.
         """
         if not calls or layout.make_up.largest == layout.examples:  # of one class, whatever others are declared
-            return None
+            return frozenset()
         if key in self._mixers:
             return self._mixers[key]
         steps = self._doubtful[key] = self._doubtful.get(key, 0) + 1
         if _recording(losses) or (steps > _PROBES and steps & (steps - 1)):
-            return None
+            return frozenset()
         found = probe(losses, layout, calls)
-        module = None if found.mixer is None else calls[found.mixer].call.module
-        mixer = None if module is None else f"{self.names[module]} ({type(module).__name__})"
+        if found.mixers:  # not to be trusted are then those either that may mix and did not feel it
+            del self._doubtful[key]
+            self._mixers[key] = found.mixers | found.numb
+            return self._mixers[key]
         if found.conclusive:
             del self._doubtful[key]
-            if mixer is not None or not (graph.reorders(layout.examples) or self._mixes_within(key, losses, calls)):
-                self._mixers[key] = mixer
-        return mixer
+            if not (graph.reorders(layout.examples) or self._mixes_within(key, losses, calls)):
+                self._mixers[key] = found.mixers
+        return found.mixers
 
     def _mixes_within(self, key: tuple[object, ...], losses: Tensor, calls: Calls) -> bool:
         """Whether examples of a class are mixed, which other labels of the next batch would make one of classes."""
         if key not in self._within:
-            self._within[key] = probe(losses, _groups(losses), calls).mixer is not None
+            self._within[key] = bool(probe(losses, _groups(losses), calls).mixers)
         return self._within[key]
 
     def _places(
@@ -192,25 +196,32 @@ class Engines:
         losses: Tensor,
         layout: ClassLayout,
         graph: Graph,
+        calls: Calls,
         parameters: Sequence[nn.Parameter],
-    ) -> Sequence[Place]:
-        """Return how parameters without a rule come to the examples, if no examples are mixed from there on.
+        mixed: bool,
+    ) -> Places:
+        """Return where parameters without a rule come to the examples, if no examples are mixed from there on.
 
-        Probed until that is conclusive, at every step, so that a run that is taken up again goes the same way.
+        Probed until that is sure, and where nothing came to a place until something does: at every step, so that a run
+        that is taken up again goes the same way.
         """
-        if layout.make_up.largest == layout.examples or any(p._backward_hooks for p in parameters):
-            return ()  # a pass for the only class is the least; hooks are to be run on class gradients
-        if key not in self._mixers and (self._within.get(key) or graph.reorders(layout.examples)):
-            return ()
-        places = spread_of(graph, parameters, layout.examples)
-        key = (key, *(graph.nodes[place.node] for place in places))
-        apart = self._apart.get(key, False)
-        if places and key not in self._apart and not _recording(losses):
-            found = [probe(losses, each, places) for each in (layout, _groups(losses))]
-            apart = all(each.mixer is None for each in found)
-            if not apart or all(each.conclusive for each in found):
-                self._apart[key] = apart
-        return places if apart else ()
+        if any(p._backward_hooks for p in parameters):
+            return NO_PLACES  # hooks are to be run on class gradients
+        examples, layers = layout.examples, {each.node for each in calls}
+        alike = layout.make_up.largest == examples  # of one class, whose rows all rows are
+        audited = key in self._mixers and not mixed
+        if not alike and not audited and (self._within.get(key) or graph.reorders(examples)):
+            return NO_PLACES
+        found, choices = None, self._choices.get(key)
+        recording = _recording(losses)
+        if choices is not None and not (choices.silent and (recording or speaks_up(losses, graph, choices.silent))):
+            found = places_of(graph, choices.places, parameters, layers, examples)
+        if found is None and (alike or not recording):
+            choices = choose_places(losses, graph, parameters, examples, alike)
+            found = places_of(graph, choices.places, parameters, layers, examples)
+            if choices.sure and not alike:
+                self._choices[key] = choices
+        return NO_PLACES if found is None else found
 
     def _warn(self, finding: str, classes: int) -> None:
         if finding in self._warned:

@@ -2,56 +2,64 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
 from classgrad.gradients._layout import ClassLayout
 from classgrad.gradients.engines._audit import Calls, CoveredCall, uses_of
+from classgrad.gradients.engines._below import Below
 from classgrad.gradients.engines._joint import gradients_of, joint_terms
-from classgrad.gradients.engines._spread import Place, spread_terms
+from classgrad.gradients.engines._places import Place, Places
 from classgrad.gradients.layers._linear import RowsTerm
 from classgrad.gradients.layers._taps import Call, listen
 from classgrad.gradients.terms._sheet import Sheet, aligned
 from classgrad.gradients.terms._terms import Memory, Term, Total
 
-Take = Callable[[CoveredCall, Tensor, bool], Tensor | None]
-"""What is done with a layer's output gradient; returns the input's gradient if asked for and able to."""
 
+@dataclass(frozen=True)
+class Plan:
+    """What the fused engine may do on a graph."""
 
-class Rest(NamedTuple):
-    """The parameters that no rule covers, or not all of whose uses."""
+    calls: Calls
+    """The layer calls that a rule applies to."""
+    covered: Sequence[nn.Parameter]
+    """The parameters that these tell all of."""
+    places: Places
+    """Where others come to the examples."""
+    rest: Sequence[nn.Parameter]
+    """Those that need backward passes for themselves alone."""
+    ends: Sequence[CoveredCall | Place]
+    """How far a backward pass has to go to come by all calls and places."""
 
-    ids: frozenset[int]
-    places: Sequence[Place] = ()
-    """By which they come to the examples, if that is known: then one backward pass does for all classes."""
+    @property
+    def held(self) -> int:
+        """Bytes that class gradients which must all be held take for each class."""
+        made = sum(given.shape.numel() * given.dtype.itemsize for given in self.places.made)
+        return made + sum(p.numel() * p.element_size() for p in (*self.rest, *self.places.below))
 
 
 class Taker:
-    """Makes class gradients of the layers' output gradients as they come, and lets go of what the layers saw.
-
-    ``calls`` are those of a graph, ``parameters`` those whose class gradients are wanted.
-    """
+    """Makes class gradients of output gradients as they come, and lets go of what layers and other operations saw."""
 
     def __init__(
-        self,
-        calls: Calls,
-        parameters: Sequence[nn.Parameter],
-        layout: ClassLayout,
-        memory: Memory,
-        gram: bool = False,
-        keep_graph: bool = False,
+        self, plan: Plan, layout: ClassLayout, memory: Memory, gram: bool = False, keep_graph: bool = False
     ) -> None:
         self.layout = layout
         self.memory = memory
-        self.sheet = Sheet(len(layout), sum(aligned(p.numel()) for p in parameters))
+        entering = plan.places.parameters
+        self.sheet = Sheet(len(layout), sum(aligned(p.numel()) for p in {*plan.covered, *entering}))
         """Where class gradients are made."""
-        self.uses = uses_of(calls)
-        wanted = {id(p) for p in parameters}
+        self.uses = uses_of(plan.calls)
+        wanted = {id(p) for p in plan.covered}
         self.wanted = None if wanted.issuperset(self.uses) else wanted
-        """Ids of the parameters whose class gradients are wanted, None if those of all are."""
+        """Ids of the parameters whose class gradients are wanted of the calls, None if those of all are."""
+        self._entries = Counter(map(id, (*entering, *plan.places.below)))
+        self._below = Below(plan.places.below, layout, memory)
         self._gram = gram
         self._keep_graph = keep_graph
         self._parts: dict[int, list[Term]] = {}  # by the parameter's id: that of a tensor itself takes a while
@@ -80,12 +88,26 @@ class Taker:
             once = self.uses[id(p)] == 1
             self._parts.setdefault(id(p), []).append(self.settle(found[name], b) if once else found[name])
 
+    def enter(self, place: Place, b: Tensor) -> None:
+        """Take what comes to a place."""
+        b = b.to_dense()
+        term = place.term(b, self.layout, self.memory)
+        if not self._keep_graph:
+            place.use.release()
+        p = place.parameter
+        if p is None:
+            self._below.add(place, term)
+        else:
+            self._parts.setdefault(id(p), []).append(self.settle(term, b) if self._entries[id(p)] == 1 else term)
+
     def settle(self, term: Term, b: Tensor) -> Term:
         """Return class gradients on the sheet where that is their place."""
         return term.settle(self.sheet, b, self._gram)
 
     def terms(self, parameters: Iterable[nn.Parameter]) -> dict[nn.Parameter, Term]:
-        """Hand out what was made of those of the parameters that learn from a call, to whoever lets go of it first."""
+        """Hand out what was made of those of the parameters that anything came of, to whoever lets go of it first."""
+        for p, term in self._below.terms().items():
+            self._parts.setdefault(id(p), []).append(term)
         return {p: _merge(self._parts.pop(id(p))) for p in parameters if id(p) in self._parts}
 
     def _covered(self, each: CoveredCall) -> dict[str, nn.Parameter]:
@@ -97,10 +119,8 @@ class Taker:
 def fused_terms(
     losses: Tensor,
     layout: ClassLayout,
-    calls: Calls,
-    ends: Calls,
+    plan: Plan,
     parameters: Sequence[nn.Parameter],
-    rest: Rest,
     seed: Tensor | float,
     memory: Memory,
     gram: bool = False,
@@ -108,54 +128,53 @@ def fused_terms(
 ) -> dict[nn.Parameter, Term]:
     """Return ``seed`` times the class gradients of every parameter the losses reach.
 
-    Parameters of layers with a rule come from the one backward pass, which goes as far as ``ends``; each layer's output
-    gradient is made use of as it comes and let go. The ``rest`` get backward passes for themselves alone.
+    They come from one backward pass, which goes as far as the plan's ends; each output gradient is made use of as it
+    comes and let go. The ``rest`` get backward passes for themselves alone.
     """
-    others = other_terms(losses, layout, parameters, rest, seed, memory)
-    taker = Taker(calls, [p for p in parameters if id(p) not in rest.ids], layout, memory, gram, keep_graph)
-    send_back(losses, calls, ends, seed, taker, keep_graph)
+    others = other_terms(losses, layout, plan, seed, memory)
+    taker = Taker(plan, layout, memory, gram, keep_graph)
+    send_back(losses, plan, seed, taker, keep_graph)
     found = taker.terms(parameters) | others
     return {p: found[p] for p in parameters if p in found} if others else found
 
 
 def other_terms(
-    losses: Tensor,
-    layout: ClassLayout,
-    parameters: Sequence[nn.Parameter],
-    rest: Rest,
-    seed: Tensor | float,
-    memory: Memory,
+    losses: Tensor, layout: ClassLayout, plan: Plan, seed: Tensor | float, memory: Memory
 ) -> dict[nn.Parameter, Term]:
     """Return the class gradients of the ``rest`` of the parameters; the graph can be used once more."""
-    uncovered = [p for p in parameters if id(p) in rest.ids]
-    if not uncovered:
-        return {}
-    if rest.places:
-        return spread_terms(losses, layout, uncovered, rest.places, seed, memory)
-    return joint_terms(losses, layout, uncovered, seed, memory, keep_graph=True)
+    return joint_terms(losses, layout, plan.rest, seed, memory, keep_graph=True) if plan.rest else {}
 
 
-def send_back(
-    losses: Tensor, calls: Calls, ends: Calls, seed: Tensor | float, take: Take, keep_graph: bool = False
-) -> None:
-    """Make one backward pass that goes as far as ``ends`` and have the output gradients of the calls taken."""
+def send_back(losses: Tensor, plan: Plan, seed: Tensor | float, taker: Taker, keep_graph: bool = False) -> None:
+    """Make one backward pass that goes as far as the plan's ends and have all that comes taken."""
     seeds = torch.ones_like(losses) * seed if isinstance(seed, Tensor) else torch.full_like(losses, seed)
-    by_call = {each.call: each for each in calls}
+    by_call = {each.call: each for each in plan.calls}
 
     def sink(call: Call, b: Tensor, through: bool) -> Tensor | None:
-        return take(by_call[call], b, through)
+        return taker(by_call[call], b, through)
+
+    def enter(place: Place, gradients: tuple[Tensor | None, ...]) -> None:
+        if gradients[0] is not None:
+            taker.enter(place, gradients[0])
 
     for call in by_call:
         call.sink = sink
-    handles = [listen(each.node, each.call) for each in calls]
+    handles = [listen(each.node, each.call) for each in plan.calls]
+    handles += [place.node.register_prehook(partial(enter, place)) for place in plan.places.each]
     try:
-        last = gradients_of(losses, [each.edge for each in ends], seeds, keep_graph)
-        for each, b in zip(ends, last, strict=True):  # autograd stops in front of where it is told to go
-            if b is not None:
-                take(each, b.reshape(each.call.shape), False)
+        edges = [each.edge for each in plan.ends]
+        last = gradients_of(losses, edges, seeds, keep_graph or plan.places.tangled)
+        for each, b in zip(plan.ends, last, strict=True):  # autograd stops in front of where it is told to go
+            if b is None:
+                continue
+            if isinstance(each, Place):
+                taker.enter(each, b)
+            else:
+                taker(each, b.reshape(each.call.shape), False)
     finally:
-        for each, handle in zip(calls, handles, strict=True):
-            each.call.sink = None
+        for call in by_call:
+            call.sink = None
+        for handle in handles:
             if handle is not None:
                 handle.remove()
 

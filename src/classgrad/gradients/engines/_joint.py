@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -36,10 +37,16 @@ def gradients_of(
     """Return torch.autograd.grad with the errors a user can mend in one line."""
     if not inputs:
         return ()
+    # By this thread, also on a GPU: hooks in Python run sooner where their thread need not be changed to.
+    with fresh(), torch.autograd.set_multithreading_enabled(False):
+        return torch.autograd.grad(losses, inputs, seeds, retain_graph=retain_graph, allow_unused=True)  # type: ignore[arg-type]
+
+
+@contextmanager
+def fresh() -> Iterator[None]:
+    """Tell in one line if a graph was used up before."""
     try:
-        # By this thread, also on a GPU: hooks in Python run sooner where their thread need not be changed to.
-        with torch.autograd.set_multithreading_enabled(False):
-            return torch.autograd.grad(losses, inputs, seeds, retain_graph=retain_graph, allow_unused=True)  # type: ignore[arg-type]
+        yield
     except RuntimeError as error:
         if "backward through the graph a second time" in str(error):
             raise InputError(

@@ -28,6 +28,21 @@ from classgrad.gradients.terms._scratch import Scratch
 from classgrad.gradients.terms._terms import Dense, Memory, Sums, Term
 
 
+class Sliding(NamedTuple):
+    """What decides about a convolution beside its input."""
+
+    weight: Tensor
+    stride: tuple[int, ...]
+    dilation: tuple[int, ...]
+    groups: int
+    transposed: bool
+
+    @property
+    def kernel_size(self) -> tuple[int, ...]:
+        """Of each dimension that it slides along."""
+        return tuple(self.weight.shape[2:])
+
+
 def padded(x: Tensor, padding: tuple[int, ...], scratch: Scratch, last: bool = False) -> Tensor:
     """Return x between zeros, as many at either end of each dimension as its padding.
 
@@ -45,14 +60,13 @@ def padded(x: Tensor, padding: tuple[int, ...], scratch: Scratch, last: bool = F
     return out
 
 
-def windows(x: Tensor, size: torch.Size, module: _ConvNd, scratch: Scratch, last: bool = False) -> Tensor:
+def windows(x: Tensor, size: torch.Size, how: Sliding, scratch: Scratch, last: bool = False) -> Tensor:
     """Return the patches of a padded x that the kernel sees, as rows (N, positions, channels × kernel).
 
     ``size`` is the number of positions per dimension. One strided view and one copy. With ``last`` rows are kernel ×
     channels: where those of a pixel lie side by side, whole lines are copied, which takes a CPU a tenth of the time.
     """
-    options = (tuple(module.kernel_size), tuple(module.stride), tuple(module.dilation))
-    shape, strides, flat = _windowed(x.shape, x.stride(), size, *options)
+    shape, strides, flat = _windowed(x.shape, x.stride(), size, how.kernel_size, how.stride, how.dilation)
     patches = x.as_strided(shape, strides, x.storage_offset())
     if last:
         patches = patches.movedim(1 + len(size), -1)
@@ -101,13 +115,13 @@ class _Way(NamedTuple):
     weighs: bool
 
 
-def _way_of(module: _ConvNd, a: Tensor, b: Tensor, layout: ClassLayout, tf32: bool) -> _Way:
-    shape = module.weight.shape
-    positions, inner = (a if module.transposed else b).shape[2:].numel(), shape[1:].numel()
+def _way_of(how: Sliding, a: Tensor, b: Tensor, layout: ClassLayout, tf32: bool) -> _Way:
+    shape = how.weight.shape
+    positions, inner = (a if how.transposed else b).shape[2:].numel(), shape[1:].numel()
     cost = (positions, inner, shape[0], layout, kind_of(a, layout))
-    plain = module.groups == 1
+    plain = how.groups == 1
     # the kernel takes convolutions in two dimensions, without gaps in memory, in TF32
-    suits = plain and tf32 and isinstance(module, nn.Conv2d) and kernels.available(b)
+    suits = plain and tf32 and len(shape) == 4 and not how.transposed and kernels.available(b)
     suits = suits and all(map(kernels.lies_by_examples, (a, b)))
     by_rows, by_kernel = plain and rows_are_cheaper(*cost), suits and kernel_is_cheaper(*cost)
     return _Way(positions, inner, cost[4], by_rows, by_kernel, suits and kernel_weighs(*cost))
@@ -120,16 +134,16 @@ class ConvTerm(ExamplesTerm):
     """
 
     def __init__(
-        self, module: _ConvNd, a: Tensor, b: Tensor, padding: tuple[int, ...], layout: ClassLayout, memory: Memory
+        self, how: Sliding, a: Tensor, b: Tensor, padding: tuple[int, ...], layout: ClassLayout, memory: Memory
     ) -> None:
-        weight = module.weight
+        weight = how.weight
         tf32 = memory.convolutions == "tf32"
         places = (a.shape, a.stride(), b.shape, b.stride(), b.dtype, b.device)
-        key = (_way_of, type(module), module.groups, weight.shape, *places, tf32, layout.recorded)
-        way = layout.memo.recall(key, _way_of, module, a, b, layout, tf32)
+        key = (_way_of, how.transposed, how.groups, weight.shape, *places, tf32, layout.recorded)
+        way = layout.memo.recall(key, _way_of, how, a, b, layout, tf32)
         cost = (way.positions, way.inner, weight.shape[0], layout, way.device)
         super().__init__(a, b, layout, weight.shape, memory, cost, way.positions * way.inner * a.element_size())
-        self.module = module
+        self.how = how
         self.padding = padding
         self.by_rows = way.by_rows
         self.by_kernel = way.by_kernel
@@ -144,26 +158,19 @@ class ConvTerm(ExamplesTerm):
         return self._as_rows(*self.grouped(start, stop), last=self.b.device.type == "cpu")
 
     def _as_rows(self, a: Tensor, b: Tensor, last: bool) -> tuple[Tensor, Tensor]:
-        slid, rows = (b, a) if self.module.transposed else (a, b)
+        slid, rows = (b, a) if self.how.transposed else (a, b)
         scratch = self.memory.scratch
         if any(self.padding) or last:
             slid = padded(slid, self.padding, scratch, last)
-        patches, rows = windows(slid, rows.shape[2:], self.module, scratch, last), rows.flatten(2).transpose(1, 2)
+        patches, rows = windows(slid, rows.shape[2:], self.how, scratch, last), rows.flatten(2).transpose(1, 2)
         return patches, by_columns("columns", rows, 2, scratch) if rows.device.type == "cpu" else rows
 
     def _output_padding(self) -> list[int]:
-        if not self.module.transposed:
+        how = self.how
+        if not how.transposed:
             return [0] * len(self.padding)
-        module = self.module
-        sizes = zip(
-            self.b.shape[2:],
-            self.a.shape[2:],
-            module.stride,
-            self.padding,
-            module.dilation,
-            module.kernel_size,
-            strict=True,
-        )
+        given = (how.stride, self.padding, how.dilation, how.kernel_size)
+        sizes = zip(self.b.shape[2:], self.a.shape[2:], *given, strict=True)
         return [out - ((n - 1) * s - 2 * p + d * (k - 1) + 1) for out, n, s, p, d, k in sizes]
 
     @property
@@ -173,25 +180,25 @@ class ConvTerm(ExamplesTerm):
 
     def gradient(self, a: Tensor, b: Tensor) -> Tensor:
         """Return what torch makes."""
-        module = self.module
+        how = self.how
         gradient: Tensor = torch.ops.aten.convolution_backward.default(
             b,
             a,
-            module.weight.detach().to(b.dtype),
+            how.weight.detach().to(b.dtype),
             None,
-            module.stride,
+            how.stride,
             self.padding,
-            module.dilation,
-            module.transposed,
+            how.dilation,
+            how.transposed,
             self._output_padding(),
-            module.groups,
+            how.groups,
             (False, True, False),
         )[1]
         return gradient
 
     def without(self, gram: bool) -> bool:
         """Whether the ghost identity is cheaper."""
-        return self.module.groups == 1 and not self._many and ghost_is_cheaper(*self.cost, gram=gram)
+        return self.how.groups == 1 and not self._many and ghost_is_cheaper(*self.cost, gram=gram)
 
     @property
     def _many(self) -> bool:
@@ -216,8 +223,7 @@ class ConvTerm(ExamplesTerm):
 
     def multiply(self, segments: kernels.Segments, **how: Any) -> None:
         """Have the kernel gather the patches."""
-        m = self.module
-        options = (m.kernel_size, m.stride, self.padding, m.dilation)
+        options = (self.how.kernel_size, self.how.stride, self.padding, self.how.dilation)
         kernels.conv_products(self.a, self.b, segments, *options, place=self.memory.scratch.place, **how)
 
 
@@ -240,7 +246,8 @@ def conv_terms(call: Call, b: Tensor, layout: ClassLayout, memory: Memory, wante
             padding = (0,) * len(module.kernel_size)
         elif not module.transposed:
             padding = tuple(pads[::-2])
-        terms["weight"] = ConvTerm(module, a, b, padding, layout, memory)
+        how = Sliding(module.weight, module.stride, module.dilation, module.groups, module.transposed)
+        terms["weight"] = ConvTerm(how, a, b, padding, layout, memory)
     return terms
 
 

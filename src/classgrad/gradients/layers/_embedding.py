@@ -80,24 +80,26 @@ class LookupTerm(Term):
         return out
 
 
-def _lookup(
-    module: nn.Embedding | nn.EmbeddingBag,
+def lookup_term(
     tokens: Tensor,
     values: Tensor,
     owners: Tensor,
+    shape: torch.Size,
+    padding: int | None,
     layout: ClassLayout,
     memory: Memory,
-) -> dict[str, Term]:
-    if module.padding_idx is not None:
-        used = tokens != module.padding_idx
+) -> Term:
+    """Return the class gradients of a table whose row ``tokens[r]``, unless it is padding, receives ``values[r]``."""
+    if padding is not None:
+        used = tokens != padding
         tokens, values, owners = tokens[used], values[used], owners[used]
-    shape, classes = module.weight.shape, len(layout)
+    classes = len(layout)
     if _small(tokens, values, classes * shape[0], layout, memory):
         table = torch.ops.aten.embedding_dense_backward.default(
             values, owners * shape[0] + tokens, classes * shape[0], -1, False
         )
-        return {"weight": Dense(table.view(classes, *shape), memory)}
-    return {"weight": LookupTerm(tokens, values, owners, classes, shape, memory)}
+        return Dense(table.view(classes, *shape), memory)
+    return LookupTerm(tokens, values, owners, classes, shape, memory)
 
 
 def _small(tokens: Tensor, values: Tensor, rows: int, layout: ClassLayout, memory: Memory) -> bool:
@@ -119,7 +121,8 @@ def embedding_terms(
     module = cast(nn.Embedding, call.module)
     tokens = call.input
     owners = layout.index.repeat_interleave(tokens[0].numel())
-    return _lookup(module, tokens.reshape(-1).long(), b.reshape(-1, b.shape[-1]), owners, layout, memory)
+    looked_up = (tokens.reshape(-1).long(), b.reshape(-1, b.shape[-1]), owners)
+    return {"weight": lookup_term(*looked_up, module.weight.shape, module.padding_idx, layout, memory)}
 
 
 def embedding_bag_terms(
@@ -143,7 +146,8 @@ def embedding_bag_terms(
         values = values / lengths[bags][:, None]
     if factors is not None:
         values = values * factors.reshape(-1, 1).to(values.dtype)
-    return _lookup(module, tokens, values, layout.index[bags], layout, memory)
+    looked_up = (tokens, values, layout.index[bags])
+    return {"weight": lookup_term(*looked_up, module.weight.shape, module.padding_idx, layout, memory)}
 
 
 def _known_options(call: Call, examples: int) -> bool:

@@ -19,8 +19,8 @@ from torch import Tensor, nn
 
 from classgrad.gradients import kernels
 from classgrad.gradients._layout import ClassLayout
-from classgrad.gradients.engines._audit import Calls, CoveredCall
-from classgrad.gradients.engines._fused import Taker
+from classgrad.gradients.engines._audit import CoveredCall
+from classgrad.gradients.engines._fused import Plan, Taker
 from classgrad.gradients.layers._linear import ExamplesTerm
 from classgrad.gradients.replays._outcomes import (
     After,
@@ -87,15 +87,14 @@ class Replaying(Taker):
 
     def __init__(
         self,
-        calls: Calls,
-        parameters: Sequence[nn.Parameter],
+        plan: Plan,
         layout: ClassLayout,
         memory: Memory,
         recorder: Recorder,
         pieces: dict[Hashable, Piece] | None,
         static: ClassLayout,
     ) -> None:
-        super().__init__(calls, parameters, layout, memory)
+        super().__init__(plan, layout, memory)
         self.outcomes: list[Outcome] = []
         self._others = Sheet(*self.sheet.size)
         """Of calls that are never recorded: their norms are had, and they are weighed, apart from the outcomes'."""

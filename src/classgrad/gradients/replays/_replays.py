@@ -16,8 +16,7 @@ from torch import Tensor, nn
 from classgrad.gradients._combine import Found, Wishes, class_losses, handed_out, judge, weigh_packs
 from classgrad.gradients._layout import ClassLayout
 from classgrad.gradients._step import Step
-from classgrad.gradients.engines._audit import Calls
-from classgrad.gradients.engines._fused import Rest, other_terms, send_back
+from classgrad.gradients.engines._fused import Plan, other_terms, send_back
 from classgrad.gradients.replays._ending import Ending, total
 from classgrad.gradients.replays._outcomes import Launched, Locate, Outcome
 from classgrad.gradients.replays._packed import Values
@@ -71,34 +70,31 @@ class Replays:
         self,
         losses: Tensor,
         layout: ClassLayout,
-        calls: Calls,
-        ends: Calls,
+        plan: Plan,
         parameters: Sequence[nn.Parameter],
-        rest: Rest,
         memory: Memory,
         rule: Rule,
     ) -> tuple[Step, dict[nn.Parameter, Tensor]]:
         """Return the step that the rule makes of the class gradients, and its direction."""
         make_up = self.make_up(losses, layout, memory)
         seed = 1 / layout.examples
-        others = other_terms(losses, layout, parameters, rest, seed, memory)
-        covered = [p for p in parameters if id(p) not in rest.ids]
-        places = (None, layout) if make_up is None else (make_up.pieces, make_up.layout)
-        taker = Replaying(calls, covered, layout, memory, self._recorder, *places)
-        send_back(losses, calls, ends, seed, taker)
+        others = other_terms(losses, layout, plan, seed, memory)
+        known = (None, layout) if make_up is None else (make_up.pieces, make_up.layout)
+        taker = Replaying(plan, layout, memory, self._recorder, *known)
+        send_back(losses, plan, seed, taker)
         outcomes, outside = taker.outcomes, pack(others | taker.terms(parameters))
         del taker, others  # what the class gradients are held in is let go as the direction comes
         given = [each.term.square_norms() for each in outside]
-        known = None
+        ends = None
         if make_up is not None:
             key = (repr(rule), memory.left, losses.shape, losses.dtype, *[v.dtype for v in given])
-            known = make_up.ends(outcomes, key, self._recorder.place)
-        made = None if known is None else self._replayed(known, outcomes, given, losses, memory, rule)
+            ends = make_up.ends(outcomes, key, self._recorder.place)
+        made = None if ends is None else self._replayed(ends, outcomes, given, losses, memory, rule)
         if made is not None:
             self._recorder.tally.replayed += 1
         else:
             self._recorder.tally.launched += 1
-            made = _launched(outcomes, given, losses, layout, memory, rule, known)
+            made = _launched(outcomes, given, losses, layout, memory, rule, ends)
         step, found = made
         outside += _not_made(outcomes, layout, memory, {id(p) for members, _ in found for p, _ in members})
         outcomes.clear()

@@ -13,6 +13,17 @@ from classgrad.gradients.engines._fused import fused_terms
 from .._reference import batch, cross_entropy, flat_grad, flat_gradients, loss_of, small_net, unit_sum
 
 
+class Bilinear(nn.Sequential):
+    """A net with a layer of which nothing is known."""
+
+    def __init__(self):
+        super().__init__(small_net(), nn.Bilinear(3, 3, 3).double())
+
+    def forward(self, x):
+        h = self[0](x)
+        return self[1](h, h)
+
+
 class Scaled(nn.Module):
     """A net with one parameter no rule covers, which is spread over the examples."""
 
@@ -40,7 +51,8 @@ def passes(grads, model, x, y):
         ("fused", Normalize(), small_net, 1),
         ("fused", Bisect(), small_net, 1),
         ("fused", Sum(), small_net, 1),
-        ("fused", Normalize(), Scaled, 1 + 1),
+        ("fused", Normalize(), Scaled, 1),
+        ("fused", Normalize(), Bilinear, 1 + 3),
         ("joint", Normalize(), small_net, 3),
         ("joint", Bisect(), small_net, 3),
         ("joint", Sum(), small_net, 1),

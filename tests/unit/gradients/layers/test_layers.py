@@ -147,7 +147,7 @@ FALLS_BACK = {
     "linear of a sparse input by rows": (Called(nn.Linear(4, 3), lambda layer, x: layer(x.to_sparse_csr())), values(4)),
     "linear of nested examples": (Called(nn.Linear(4, 3), lambda layer, x: nested(layer, x, torch.strided)), values(4)),
     "linear of jagged examples": (Called(nn.Linear(4, 3), lambda layer, x: nested(layer, x, torch.jagged)), values(4)),
-    "subclass": (type("Mine", (nn.Linear,), {})(4, 3), values(4)),
+    "subclass": (type("Mine", (nn.PReLU,), {})(4), values(4)),
 }
 
 

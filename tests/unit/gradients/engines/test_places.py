@@ -1,4 +1,4 @@
-"""Parameters that an operation spreads over the examples: exact, and by one backward pass for all classes."""
+"""Parameters that come to the examples outside of layers: exact, and all by the one backward pass."""
 
 import itertools
 from contextlib import nullcontext
@@ -9,8 +9,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
+from torch.nn import functional as F
+from torch.nn.utils import parametrizations
+from torch.utils.checkpoint import checkpoint
 
-from classgrad import ClassGradients, Normalize
+from classgrad import ClassGradients, InputError, Normalize
 
 from .._reference import assert_exact, batch, cross_entropy, flat_grad, flat_gradients, unit_sum
 
@@ -31,6 +34,12 @@ class Spread(nn.Module):
         self.scale = nn.Parameter(torch.randn(WIDTH))
         self.number = nn.Parameter(torch.tensor(1.5))
         self.many = nn.Parameter(torch.randn(examples, TOKENS, WIDTH))
+        self.heads = nn.Parameter(torch.randn(2, 2, 2))
+        self.kernel = nn.Parameter(torch.randn(WIDTH, 2, 3))
+        self.attention = nn.MultiheadAttention(WIDTH, 2, add_bias_kv=True)
+        self.encoder = nn.TransformerEncoderLayer(WIDTH, 2, 5, dropout=0.0)
+        self.cell, self.gru = nn.GRUCell(WIDTH, WIDTH), nn.GRU(WIDTH, 2, bidirectional=True)
+        self.normed = parametrizations.weight_norm(nn.Linear(WIDTH, WIDTH))
 
     def forward(self, x):
         h = self.inward(x).unflatten(1, (TOKENS, WIDTH))
@@ -70,6 +79,20 @@ def mean(m, h):
     return h + (h.detach() @ m.rows[:WIDTH]).mean(0)
 
 
+def square(m):
+    return m.rows[:WIDTH]
+
+
+def across(use):
+    """Use it on tokens that come before the examples."""
+    return lambda m, h: use(m, h.transpose(0, 1)).transpose(0, 1)
+
+
+def lookup(m, h):
+    """Which of the table's rows depends on the example; the padding is among them."""
+    return m.table(h.detach().sum(2).mul(10).long() % 5)
+
+
 SPREAD = {
     "token": token,
     "positions": lambda m, h: h + m.places,
@@ -85,26 +108,72 @@ SPREAD = {
     "number from several": lambda m, h: h * (m.number * m.scale.sum()) + m.places.exp(),
     "expanded": lambda m, h: h * m.places.expand(len(h), -1, -1).sigmoid(),
     "expanded from fewer dimensions": lambda m, h: h + m.scale.expand(len(h), TOKENS, -1).sin(),
+    "repeated": lambda m, h: h * m.places.repeat(len(h), 1, 1).sin(),
     "the same twice": twice,
     "as it is and behind an operation": lambda m, h: h * m.scale + m.scale.sin(),
     "mean": mean,
+    "scaled before it is added": lambda m, h: torch.add(h, m.places, alpha=2),
+    "subtracted": lambda m, h: m.scale - (h - m.places),
+    "scaled before it is subtracted": lambda m, h: torch.sub(h, m.places, alpha=2),
+    "divided by": lambda m, h: h / (m.scale.exp() + 1),
+    "divided": lambda m, h: m.places / (h.square() + 1) - m.number / (h.exp() + 1),
+    "scaled, and a mean of that": lambda m, h: h + (h.detach() * m.scale).mean(0),
+    "tokens first": across(lambda m, h: h * m.scale + m.places.transpose(0, 1)),
+    "normalized": lambda m, h: F.layer_norm(h, (WIDTH,), m.scale, m.rows[0]),
+    "normalized, tokens first": across(lambda m, h: m.norm(h)),
+}
+PRODUCTS = {
+    "matrix": lambda m, h: h @ square(m),
+    "transposed": lambda m, h: F.linear(h, square(m)),
+    "with a bias": lambda m, h: F.linear(h, square(m), m.scale),
+    "a layer's weight and bias": lambda m, h: (
+        F.linear(m.normed(h), m.outward.weight @ square(m), m.outward.bias) @ m.rows[:3]
+    ),
+    "on the left": lambda m, h: (square(m) @ h.mT).mT,
+    "on the left of a matrix": lambda m, h: (square(m) @ h.flatten(0, 1).T).T.view_as(h),
+    "scaled product and more": lambda m, h: torch.addmm(m.scale, h.flatten(0, 1), square(m), beta=2, alpha=3).view_as(
+        h
+    ),
+    "more and a product, on the left": lambda m, h: torch.addmm(
+        m.scale[:, None], square(m), h.flatten(0, 1).T, alpha=2
+    ).T.view_as(h),
+    "einsum": lambda m, h: torch.einsum("btd,od->bto", h, square(m)),
+    "batch of matrices": lambda m, h: torch.bmm(h, square(m).expand(len(h), -1, -1)),
+    "vector": lambda m, h: (h @ m.scale).softmax(1)[..., None] * h,
+    "vector of a matrix": lambda m, h: h * (h.mean(1) @ m.scale)[:, None, None],
+    "tokens first": across(lambda m, h: h @ square(m)),
+    "layer, tokens first": across(lambda m, h: m.normed(h)),
+    "layer of single vectors": lambda m, h: torch.stack([m.outward(h[:, i]) for i in range(3)], 1) @ m.rows[:3],
+    "spread, and a matrix": lambda m, h: (h + m.rows[0]) @ square(m),
+    "spread beside a matrix": lambda m, h: (h + m.places) @ square(m),
+    "made of a product": lambda m, h: h @ (square(m) @ square(m).T).tanh(),
+    "looked up": lambda m, h: h + lookup(m, h),
+    "looked up, tokens first": across(lambda m, h: h + lookup(m, h)),
+    "looked up, and multiplied": lambda m, h: (h + lookup(m, h)) @ m.table.weight[:WIDTH],
+    "convolution": lambda m, h: F.conv1d(h.mT, m.kernel, m.scale, groups=2, padding=1).mT,
+    "convolution, sums": lambda m, h: F.conv1d(h.mT, m.kernel.tanh(), m.scale.sin(), groups=2, padding=1).mT,
+    "transposed convolution": lambda m, h: F.conv_transpose1d(h.mT, m.kernel, padding=1).mT @ m.rows[:2],
+    "attention": across(lambda m, h: m.attention(h, h, h, need_weights=False)[0]),
+    "encoder": across(lambda m, h: m.encoder(h)),
+    "recurrent cell": lambda m, h: torch.stack((m.cell(h[:, 0]), m.cell(h[:, 1], h[:, 0]), h[:, 2]), 1),
+    "recurrent": across(lambda m, h: m.gru(h)[0]),
 }
 PER_CLASS = {
-    "scaled before it is added": lambda m, h: torch.add(h, m.places, alpha=2),
-    "subtracted": lambda m, h: h - m.places,
     "one for each example": lambda m, h: h + m.many,
-    "scaled, and a mean of that": lambda m, h: h + (h.detach() * m.scale).mean(0),
-    "matrix": lambda m, h: h @ m.rows[:WIDTH],
-    "spread, and a matrix": lambda m, h: (h + m.rows[0]) @ m.rows[:WIDTH],
-    "spread beside a matrix": lambda m, h: (h + m.places) @ m.rows[:WIDTH],
+    "several matrices": lambda m, h: torch.einsum("bthd,hde->bthe", h.unflatten(2, (2, 2)), m.heads).flatten(2),
+    "an operation nothing is known of": lambda m, h: F.prelu(h.mT, m.scale).mT,
+    "sparse": lambda m, h: h + torch.sparse.mm(h.detach()[:, 0].to_sparse(), square(m))[:, None],
+    "checkpoint": lambda m, h: checkpoint(lambda h: torch.tanh(h @ square(m)) * m.scale, h, use_reentrant=False),
     "one place behind the other": lambda m, h: (lambda s: s + s.mean(0))(h + m.places),
 }
+KNOWN = {**SPREAD, **{f"product: {name}": use for name, use in PRODUCTS.items()}}
+ALL = KNOWN | PER_CLASS
 
 
 @pytest.mark.parametrize("gram", [False, True])
-@pytest.mark.parametrize("name", SPREAD | PER_CLASS)
+@pytest.mark.parametrize("name", ALL)
 def test_exact(name, gram):
-    model, (x, y) = spread((SPREAD | PER_CLASS)[name]), batch()
+    model, (x, y) = spread(ALL[name]), batch()
     warns = name == "one place behind the other"
     with pytest.warns(UserWarning, match="mixes the examples") if warns else nullcontext():
         grads = ClassGradients(model, gram=gram)
@@ -125,9 +194,9 @@ def passes(model, y):
     return counts[-1]
 
 
-@pytest.mark.parametrize("name", SPREAD)
-def test_one_pass_more_for_all_classes(name):
-    assert passes(spread(SPREAD[name]), batch()[1]) == 2
+@pytest.mark.parametrize("name", KNOWN)
+def test_one_pass_for_all_classes(name):
+    assert passes(spread(KNOWN[name]), batch()[1]) == 1
 
 
 @pytest.mark.parametrize("name", [name for name in PER_CLASS if name != "one place behind the other"])
@@ -135,10 +204,11 @@ def test_a_pass_per_class_where_anything_comes_in_another_way(name):
     assert passes(spread(PER_CLASS[name]), batch()[1]) == 4
 
 
-def test_one_class_takes_its_own_pass():
-    assert passes(spread(SPREAD["positions"]), torch.zeros(8, dtype=torch.int64)) == 2
-    with mock.patch("classgrad.gradients.engines._fused.spread_terms", side_effect=AssertionError):
-        passes(spread(SPREAD["positions"]), torch.zeros(8, dtype=torch.int64))
+def test_one_class_takes_one_pass_from_the_first_step_on():
+    model, (x, _) = spread(PRODUCTS["encoder"]), batch()
+    with mock.patch("torch.autograd.grad", wraps=torch.autograd.grad) as made:
+        assert_exact(model, lambda: cross_entropy(model(x), torch.zeros(8, dtype=torch.int64)), torch.zeros(8).long())
+    assert made.call_count == 2  # one is the reference's
 
 
 class Shared(nn.Module):
@@ -270,7 +340,7 @@ def test_half_precision():
 
 OTHERWISE = {"token", "one for each example", "mean", "scaled, and a mean of that", "one place behind the other"}
 """Those that make other shapes, or of fewer examples another function."""
-USES = sorted({**SPREAD, **PER_CLASS}.keys() - OTHERWISE)
+USES = sorted(ALL.keys() - OTHERWISE)
 
 
 @settings(deadline=None, max_examples=60)
@@ -278,7 +348,7 @@ USES = sorted({**SPREAD, **PER_CLASS}.keys() - OTHERWISE)
 def test_any_of_them_one_after_the_other(names, labels):
     def use(m, h):
         for name in names:
-            h = torch.tanh({**SPREAD, **PER_CLASS}[name](m, h))
+            h = torch.tanh(ALL[name](m, h))
         return h
 
     model, (x, _), y = spread(use), batch(), torch.tensor(labels)
@@ -294,3 +364,102 @@ def test_any_of_them_one_after_the_other(names, labels):
             step = grads.backward(cross_entropy(model(x), y), y)
         torch.testing.assert_close(step.norms, gradients.norm(dim=1), rtol=1e-10, atol=1e-12)
         torch.testing.assert_close(flat_grad(model), unit_sum(gradients), rtol=1e-10, atol=1e-12)
+
+
+def test_silence_is_listened_to():
+    """The first steps of the way back, of which nothing is used, feel nothing: one pass looks if that is still so."""
+    model, y = spread(lambda m, h: h * m.gru(h.transpose(0, 1))[0][-1][:, None]), batch()[1]
+    assert passes(model, y) == 2
+    grads, (x, _) = ClassGradients(model), batch()
+    for use in (model.use, PRODUCTS["recurrent"], model.use):
+        model.use = use
+        for _ in range(2):
+            assert_exact(model, lambda: cross_entropy(model(x), y), y, grads)
+
+
+def test_what_speaks_up_later_is_probed_then():
+    model, (x, y) = spread(lambda m, h: h + m.gate * (h @ m.rows[:WIDTH] + m.places)), batch()
+    model.gate, grads = 0.0, ClassGradients(model)
+    for gate in (0.0, 0.0, 1.0, 1.0):
+        model.gate = gate
+        assert_exact(model, lambda: cross_entropy(model(x), y), y, grads)
+
+
+@pytest.mark.parametrize(
+    "name", ["attention", "encoder", "layer, tokens first", "looked up, tokens first", "recurrent"]
+)
+def test_as_many_tokens_as_examples_and_batches_of_other_sizes(name):
+    model = spread({**SPREAD, **PRODUCTS}[name])
+    grads = ClassGradients(model)
+    for examples in (3, 3, 6, 5, 3):
+        x, y = batch(examples)
+        with mock.patch("classgrad.gradients.engines._engines.joint_terms", side_effect=AssertionError):
+            assert_exact(model, lambda x=x, y=y: cross_entropy(model(x), y), y, grads)
+
+
+def test_rows_in_another_order_under_the_same_operations():
+    """What was found out of one batch is checked against the shapes of the next."""
+    model, (x, y) = spread(lambda m, h: (h.transpose(0, 1) if m.turn else h).flatten(0, 1) @ m.rows[:WIDTH]), batch()
+    model.outward = nn.Linear(WIDTH, 3).double()
+    model.turn = False
+
+    def losses():
+        h = model.inward(x).unflatten(1, (TOKENS, WIDTH))
+        h = torch.tanh(model.use(model, h))
+        h = h.unflatten(0, (TOKENS, 8)).mean(0) if model.turn else h.unflatten(0, (8, TOKENS)).mean(1)
+        return cross_entropy(model.outward(h), y)
+
+    grads = ClassGradients(model)
+    for turn in (True, True, False):
+        model.turn = turn
+        assert_exact(model, losses, y, grads)
+
+
+def test_class_gradients_that_must_be_held_are_streamed_or_refused():
+    model, (x, y) = spread(PRODUCTS["made of a product"]), batch()
+    gradients = flat_gradients(cross_entropy(model(x), y), y, model.parameters())
+    step = ClassGradients(model, max_memory=100).backward(cross_entropy(model(x), y), y)
+    torch.testing.assert_close(flat_grad(model), unit_sum(gradients))
+    torch.testing.assert_close(step.norms, gradients.norm(dim=1))
+    with pytest.raises(InputError, match="exceed `max_memory` = 100 bytes; raise it") as caught:
+        ClassGradients(model, gram=True, max_memory=100).backward(cross_entropy(model(x), y), y)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["attention", "encoder", "looked up, tokens first", "convolution"])
+def test_without_memory_for_class_gradients(name):
+    model, (x, y) = spread(PRODUCTS[name]), batch()
+    gradients = flat_gradients(cross_entropy(model(x), y), y, model.parameters())
+    made = "classgrad.gradients.engines._fused.joint_terms"
+    with mock.patch(made, side_effect=AssertionError), ClassGradients(model, gram=True, max_memory=0) as grads:
+        gram = grads.backward(cross_entropy(model(x), y), y).gram
+    torch.testing.assert_close(gram, gradients @ gradients.T)
+    torch.testing.assert_close(flat_grad(model), unit_sum(gradients))
+
+
+def test_mixed_precision_sees_through_casts():
+    model, (x, y) = spread(PRODUCTS["encoder"]).float(), batch()
+    x = x.float()
+
+    def losses():
+        with torch.autocast("cpu", torch.bfloat16):
+            return cross_entropy(model(x), y).float()
+
+    gradients = flat_gradients(losses(), y, model.parameters())
+    grads = ClassGradients(model)
+    for _ in range(2):
+        model.zero_grad()
+        with mock.patch("classgrad.gradients.engines._below.kept_terms", side_effect=AssertionError):
+            step = grads.backward(losses(), y)
+        torch.testing.assert_close(step.norms, gradients.norm(dim=1), rtol=0.02, atol=0)
+        torch.testing.assert_close(flat_grad(model), unit_sum(gradients), rtol=0.05, atol=0.02)
+
+
+def test_the_table_of_class_gradients_and_its_verification():
+    model, (x, y) = spread(PRODUCTS["encoder"]), batch()
+    grads = ClassGradients(model)
+    gradients = flat_gradients(cross_entropy(model(x), y), y, model.parameters())
+    torch.testing.assert_close(grads.gradients(cross_entropy(model(x), y), y).matrix, gradients)
+    found = grads.verify(lambda x, y: cross_entropy(model(x), y), (x, y))
+    assert found.engine == "fused"
+    assert found.largest < 1e-12
