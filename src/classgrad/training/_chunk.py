@@ -9,7 +9,10 @@ import torch
 from torch import Tensor
 
 ON_CPU = 4096
-"""Examples at once on a CPU: more are no faster."""
+"""Most examples at once on a CPU: more are no faster."""
+
+_IN_CACHE, _LEAST = 2**20, 16
+"""Numbers in the inputs of a piece, with whose activations a CPU's caches still help, and its fewest examples."""
 
 _SHARE = 4  # the part of a GPU's memory that one pass may take: the rest is for class gradients and for other runs
 _PROBE = 64
@@ -17,17 +20,18 @@ _PROBE = 64
 Chunk = int | Literal["auto"]
 
 
-def resolve_chunk(chunk: Chunk, run: Callable[[Tensor], object], order: Tensor) -> int:
-    """Give the number of examples to run at once.
+def resolve_chunk(chunk: Chunk, run: Callable[[Tensor], object], order: Tensor, width: int, batch: int) -> int:
+    """Give the number of examples to run at once, each of ``width`` numbers.
 
-    ``"auto"`` is the most whose forward and backward pass ``run`` takes a quarter of the GPU's memory, as two small
+    ``"auto"`` is on a GPU the most whose forward and backward pass ``run`` takes a quarter of its memory, as two small
     ones tell: all of ``order`` or a power of two. It depends on the network and the kind of GPU, not on what else is
-    using it.
+    using it. On a CPU all that do not go at once go in pieces that caches help with, no smaller than a ``batch``.
     """
     if chunk != "auto":
         return chunk
     if not order.is_cuda:
-        return ON_CPU
+        piece = 1 << (max(_LEAST, _IN_CACHE // max(1, width)).bit_length() - 1)
+        return ON_CPU if len(order) <= ON_CPU else max(batch, min(ON_CPU, piece))
     if len(order) <= 2 * _PROBE:
         return 2 * _PROBE
     run(order[:_PROBE])  # libraries set themselves up

@@ -45,8 +45,8 @@ class RunSpec:
         crop: pixels of random crops of training images; ``flip``: random mirroring.
         gradients: whether to measure the class gradients of the whole training set at every measuring point.
         every: whether to also record the cheap quantities of every step.
-        chunk: most examples in one forward pass of the whole training set; ``"auto"`` is 4096 on a CPU and the most
-            that fit into a quarter of the memory of a GPU.
+        chunk: most examples in one forward pass of the whole training set; ``"auto"`` is the most that fit into a
+            quarter of the memory of a GPU; on a CPU 4096, and of a larger set fewer, as caches hold (256 CIFAR images).
         capture: whether to replay steps as CUDA graphs on a GPU. The bits are those of steps that are not replayed, so
             it is no part of a run's identity.
         compile: whether to run the network's training passes through torch.compile: all of it, or where class gradients

@@ -87,7 +87,8 @@ class Trainer:
         self.scheduler = (
             make_lr_scheduler(spec.scheduler, self.optimizer, spec.scheduler_options) if spec.scheduler else None
         )
-        self.chunk = resolve_chunk(spec.chunk, self._probe, torch.cat(self.members))
+        width, batch = dataset.train.x[0].numel(), 0 if self.row.full_batch else spec.batch_size
+        self.chunk = resolve_chunk(spec.chunk, self._probe, torch.cat(self.members), width, batch)
         self._grads, self._work = self._make_work()
         self.clock = Clock(device)
         self.mailbox = Mailbox(late=self.gpu and self.reservoir is None)

@@ -18,7 +18,7 @@ from classgrad.gradients.engines._joint import fresh
 from classgrad.gradients.layers._conv import ConvTerm, Sliding
 from classgrad.gradients.layers._embedding import lookup_term
 from classgrad.gradients.layers._linear import RowsTerm
-from classgrad.gradients.terms._terms import Memory, Sums, Term, promote
+from classgrad.gradients.terms._terms import Memory, Stack, Sums, Term, promote
 
 
 class Rows(NamedTuple):
@@ -134,7 +134,10 @@ class Spread(Use):
 
 
 class Product(Use):
-    """A matrix with the examples, which are rows on its left or ``columns`` on its right; saved are these."""
+    """A matrix with the examples, which are rows on its left or ``columns`` on its right; saved are these.
+
+    There may be several such pairs, one behind the other.
+    """
 
     def __init__(self, made: Kind, given: Kind, saved: Callable[[], Tensor], columns: bool, factor: float = 1) -> None:
         super().__init__(made, given, saved)
@@ -144,22 +147,28 @@ class Product(Use):
     def rows(self, examples: int) -> list[Rows]:
         """Return the ways in which the rows may be those of the examples."""
         shape = self.made.shape
-        return _along(0, shape[-1] if self._columns else shape[1 if len(shape) == 3 else 0], examples)
+        return _along(0, shape[-1] if self._columns else shape[max(0, len(shape) - 2)], examples)
 
     def faced(self, b: Tensor) -> Tensor:
-        """Return the gradient, or the examples' side, as a matrix of rows."""
-        b = b[0] if b.dim() == 3 else b
+        """Return the gradient, or the examples' side, with the rows first."""
         b = b[:, None] if b.dim() == 1 else b
-        return b.mT if self._columns else b
+        b = b.mT if self._columns else b
+        return b.movedim(-2, 0)
 
     def term(self, b: Tensor, rows: Rows, turned: bool, layout: ClassLayout, memory: Memory) -> Term:
         """Return sums of outer products of rows, as of a linear layer."""
         b = b * self._factor if self._factor != 1 else b
-        a, b = (rows.of(self.faced(v), layout.examples).contiguous() for v in (self.saved.to(b.dtype), b))
+        a, b = (rows.of(self.faced(v), layout.examples) for v in (self.saved.to(b.dtype), b))
         if len(self.given.shape) == 1:
             return Sums((promote(b).mT @ promote(a))[:, 0], layout, memory)
         a, b = (a, b) if self._columns != turned else (b, a)
-        return RowsTerm(a, b, layout, torch.Size((b.shape[2], a.shape[2])), memory)
+        if a.dim() == 3:
+            return _matrix(a, b, layout, memory)
+        return Stack([_matrix(*pair, layout, memory) for pair in zip(a.unbind(2), b.unbind(2), strict=True)])
+
+
+def _matrix(a: Tensor, b: Tensor, layout: ClassLayout, memory: Memory) -> Term:
+    return RowsTerm(a.contiguous(), b.contiguous(), layout, torch.Size((b.shape[2], a.shape[2])), memory)
 
 
 class Convolution(Use):
@@ -251,14 +260,21 @@ def _layer_norm(node: Any, slot: int, made: Kind, given: Kind) -> Use | None:
     return Spread(made, given) if slot else None
 
 
+def _group_norm(node: Any, slot: int, made: Kind, given: Kind) -> Use | None:
+    def normal(x: Tensor, mean: Tensor, rstd: Tensor) -> Tensor:
+        grouped = x.reshape(*mean.shape, -1)
+        return ((grouped - mean[..., None]) * rstd[..., None]).view(x.shape)
+
+    behind = len(made.shape) - 2
+    if slot == 1:
+        saved = lambda: (node._saved_input, node._saved_result1, node._saved_result2)  # noqa: E731
+        return Spread(made, given, saved, normal, behind)
+    return Spread(made, given, behind=behind) if slot else None
+
+
 def _matrices(node: Any, slot: int, made: Kind, given: Kind) -> Use:
-    """``mm``."""
+    """``mm`` and ``bmm``."""
     return Product(made, given, lambda: node._saved_self if slot else node._saved_mat2, columns=not slot)
-
-
-def _batched_matrices(node: Any, slot: int, made: Kind, given: Kind) -> Use | None:
-    """``bmm``, if of a single pair, as ``einsum`` makes."""
-    return _matrices(node, slot, made, given) if made.shape[0] == 1 else None
 
 
 def _matrix_and_vector(node: Any, slot: int, made: Kind, given: Kind) -> Use | None:
@@ -292,7 +308,7 @@ def _looked_up(node: Any, slot: int, made: Kind, given: Kind) -> Use | None:
 _USES: dict[str, Callable[[Any, int, Kind, Kind], Use | None]] = {
     "AddBackward0": _sum,
     "AddmmBackward0": _matrices_and_more,
-    "BmmBackward0": _batched_matrices,
+    "BmmBackward0": _matrices,
     "ConvolutionBackward0": _convolved,
     "DivBackward0": _quotient,
     "EmbeddingBackward0": _looked_up,
@@ -300,6 +316,7 @@ _USES: dict[str, Callable[[Any, int, Kind, Kind], Use | None]] = {
     "MmBackward0": _matrices,
     "MulBackward0": _multiple,
     "MvBackward0": _matrix_and_vector,
+    "NativeGroupNormBackward0": _group_norm,
     "NativeLayerNormBackward0": _layer_norm,
     "RepeatBackward0": _repeated,
     "SubBackward0": _difference,

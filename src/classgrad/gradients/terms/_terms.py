@@ -281,3 +281,22 @@ class Total(Term):
         if self._kept is not None:
             return weigh(weights, self._kept, finite)
         return torch.stack([term.weighted(weights, finite) for term in self.terms]).sum(0)
+
+
+class Stack(Term):
+    """Several matrices in one parameter, of terms of their own."""
+
+    def __init__(self, terms: Sequence[Term]) -> None:
+        first = terms[0]
+        super().__init__(first.classes, torch.Size((len(terms), *first.shape)), first.dtype, first.memory)
+        self.terms = terms
+
+    def dense(self, start: int, stop: int) -> Tensor:
+        """Return the matrices' class gradients one behind the other."""
+        return torch.stack([term.dense(start, stop) for term in self.terms], 1)
+
+    def weighted(self, weights: Tensor, finite: bool) -> Tensor:
+        """Return their weighted sums, or that of the kept gradients."""
+        if self._kept is not None:
+            return weigh(weights, self._kept, finite)
+        return torch.stack([term.weighted(weights, finite) for term in self.terms])

@@ -120,6 +120,7 @@ SPREAD = {
     "scaled, and a mean of that": lambda m, h: h + (h.detach() * m.scale).mean(0),
     "tokens first": across(lambda m, h: h * m.scale + m.places.transpose(0, 1)),
     "normalized": lambda m, h: F.layer_norm(h, (WIDTH,), m.scale, m.rows[0]),
+    "normalized in groups": lambda m, h: F.group_norm(h.mT, 2, m.scale, m.rows[0]).mT,
     "normalized, tokens first": across(lambda m, h: m.norm(h)),
 }
 PRODUCTS = {
@@ -139,6 +140,10 @@ PRODUCTS = {
     ).T.view_as(h),
     "einsum": lambda m, h: torch.einsum("btd,od->bto", h, square(m)),
     "batch of matrices": lambda m, h: torch.bmm(h, square(m).expand(len(h), -1, -1)),
+    "several matrices": lambda m, h: torch.einsum("bthd,hde->bthe", h.unflatten(2, (2, 2)), m.heads).flatten(2),
+    "several, on the left": lambda m, h: (
+        (m.heads @ h.flatten(0, 1).unflatten(1, (2, 2)).permute(1, 2, 0)).permute(2, 0, 1).reshape(h.shape)
+    ),
     "vector": lambda m, h: (h @ m.scale).softmax(1)[..., None] * h,
     "vector of a matrix": lambda m, h: h * (h.mean(1) @ m.scale)[:, None, None],
     "tokens first": across(lambda m, h: h @ square(m)),
@@ -160,7 +165,6 @@ PRODUCTS = {
 }
 PER_CLASS = {
     "one for each example": lambda m, h: h + m.many,
-    "several matrices": lambda m, h: torch.einsum("bthd,hde->bthe", h.unflatten(2, (2, 2)), m.heads).flatten(2),
     "an operation nothing is known of": lambda m, h: F.prelu(h.mT, m.scale).mT,
     "sparse": lambda m, h: h + torch.sparse.mm(h.detach()[:, 0].to_sparse(), square(m))[:, None],
     "checkpoint": lambda m, h: checkpoint(lambda h: torch.tanh(h @ square(m)) * m.scale, h, use_reentrant=False),
