@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,17 +22,18 @@ from classgrad.gradients.terms._terms import Memory, Stack, Sums, Term, promote
 
 
 class Rows(NamedTuple):
-    """Where the examples are in a gradient: along one of its dimensions, by themselves or flattened with others."""
+    """Where the examples are in a gradient: along one of its dimensions."""
 
     dimension: int
-    first: bool = True
-    """Whether they change slowest along it, or fastest, as where steps of time come before them."""
+    order: Literal["alone", "slowest", "fastest"] = "alone"
+    """Whether what else is flattened there changes faster than they, or slower, as steps of time that come first."""
 
     def of(self, values: Tensor, examples: int) -> Tensor:
         """Return values as (examples, ...); what they were flattened with stays where it was."""
         d, shape = self.dimension, values.shape
-        sizes = (examples, shape[d] // examples) if self.first else (shape[d] // examples, examples)
-        return values.reshape(*shape[:d], *sizes, *shape[d + 1 :]).movedim(d + (not self.first), 0)
+        fastest, others = self.order == "fastest", shape[d] // examples
+        sizes = (others, examples) if fastest else (examples, others)
+        return values.reshape(*shape[:d], *sizes, *shape[d + 1 :]).movedim(d + fastest, 0)
 
 
 class Kind(NamedTuple):
@@ -40,20 +41,24 @@ class Kind(NamedTuple):
 
     shape: torch.Size
     dtype: torch.dtype
+    device: torch.device
 
 
 def _along(dimension: int, size: int, examples: int) -> list[Rows]:
-    if not size or size % examples:
-        return []
-    return [Rows(dimension)] if size == examples else [Rows(dimension), Rows(dimension, first=False)]
+    if size == examples:
+        return [Rows(dimension)]
+    return [] if size % examples or not size else [Rows(dimension, "slowest"), Rows(dimension, "fastest")]
 
 
 class Use(ABC):
     """The use that an operation makes of one of its inputs.
 
-    ``made`` and ``given`` are type and shape of what comes out and of the input; ``saved`` is what the operation kept
-    for its gradient, once it was taken up.
+    ``made`` and ``given`` tell of what comes out and of the input; ``saved`` is what the operation kept for its
+    gradient, once it was taken up.
     """
+
+    turns = True
+    """Whether it gives the class gradients of what the input is the transpose of, if that is asked for."""
 
     def __init__(self, made: Kind, given: Kind, saved: Callable[[], Any]) -> None:
         self.made = made
@@ -174,6 +179,8 @@ def _matrix(a: Tensor, b: Tensor, layout: ClassLayout, memory: Memory) -> Term:
 class Convolution(Use):
     """A kernel that slides over the examples; saved are these and the kernel."""
 
+    turns = False
+
     def __init__(
         self, made: Kind, given: Kind, saved: Callable[[], tuple[Tensor, Tensor]], padding: Sequence[int], *how: Any
     ) -> None:
@@ -193,6 +200,8 @@ class Convolution(Use):
 
 class Lookup(Use):
     """Rows of a table by the numbers that are saved."""
+
+    turns = False
 
     def __init__(self, made: Kind, given: Kind, saved: Callable[[], Tensor], padding: int | None) -> None:
         super().__init__(made, given, saved)
@@ -222,7 +231,7 @@ def _kind(node: Any, number: int) -> Kind | None:
     metadata = getattr(node, "_input_metadata", None)
     if not metadata or metadata[number].is_nested_tensor or metadata[number].dtype.is_complex:
         return None
-    return Kind(torch.Size(metadata[number].shape), metadata[number].dtype)
+    return Kind(torch.Size(metadata[number].shape), metadata[number].dtype, metadata[number].device)
 
 
 def _sum(node: Any, slot: int, made: Kind, given: Kind) -> Use:

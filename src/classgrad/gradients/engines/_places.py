@@ -40,8 +40,10 @@ class Place:
         while source.name() in _FORMS:
             turned ^= source.name() == _FORMS[0]
             source = source.next_functions[0][0]
-        self.parameter: nn.Parameter | None = source.variable if is_leaf(source) else None
+        self.parameter: nn.Parameter | None = None
         """The one that comes here, but for its form, if it is a single one."""
+        if is_leaf(source) and source.variable.device == self.use.made.device and (self.use.turns or not turned):
+            self.parameter = source.variable
         self._turned = turned and self.parameter is not None
 
     @property

@@ -34,6 +34,7 @@ class Spread(nn.Module):
         self.scale = nn.Parameter(torch.randn(WIDTH))
         self.number = nn.Parameter(torch.tensor(1.5))
         self.many = nn.Parameter(torch.randn(examples, TOKENS, WIDTH))
+        self.turned = nn.Parameter(torch.randn(WIDTH, TOKENS))
         self.heads = nn.Parameter(torch.randn(2, 2, 2))
         self.kernel = nn.Parameter(torch.randn(WIDTH, 2, 3))
         self.attention = nn.MultiheadAttention(WIDTH, 2, add_bias_kv=True)
@@ -98,6 +99,7 @@ SPREAD = {
     "positions": lambda m, h: h + m.places,
     "positions, first": lambda m, h: m.places + h,
     "rows": lambda m, h: h + m.rows[1:4],
+    "transposed": lambda m, h: h * m.turned.T,
     "table": positions,
     "table looked up with a dimension for the batch": lambda m, h: h + m.table(torch.arange(3, device=h.device)[None]),
     "table behind a layer": lambda m, h: h + m.norm(rows_of(m, h, 0, 2, 2)),
@@ -153,6 +155,7 @@ PRODUCTS = {
     "spread beside a matrix": lambda m, h: (h + m.places) @ square(m),
     "made of a product": lambda m, h: h @ (square(m) @ square(m).T).tanh(),
     "looked up": lambda m, h: h + lookup(m, h),
+    "looked up in columns": lambda m, h: h @ F.embedding(h.detach().argmax(2) % 3, m.turned.t()).mT @ m.turned.T,
     "looked up, tokens first": across(lambda m, h: h + lookup(m, h)),
     "looked up, and multiplied": lambda m, h: (h + lookup(m, h)) @ m.table.weight[:WIDTH],
     "convolution": lambda m, h: F.conv1d(h.mT, m.kernel, m.scale, groups=2, padding=1).mT,
@@ -401,21 +404,16 @@ def test_as_many_tokens_as_examples_and_batches_of_other_sizes(name):
             assert_exact(model, lambda x=x, y=y: cross_entropy(model(x), y), y, grads)
 
 
-def test_rows_in_another_order_under_the_same_operations():
-    """What was found out of one batch is checked against the shapes of the next."""
-    model, (x, y) = spread(lambda m, h: (h.transpose(0, 1) if m.turn else h).flatten(0, 1) @ m.rows[:WIDTH]), batch()
-    model.outward = nn.Linear(WIDTH, 3).double()
-    model.turn = False
+def test_what_was_found_out_of_single_tokens_is_not_taken_for_several():
+    """The rows of a single token each are in any order; of several tokens that come first they are not."""
+    model = nn.ParameterDict({"a": torch.randn(4, 4), "b": torch.randn(4, 3)}).double()
+    y, grads = torch.tensor([0, 1, 1, 2]), ClassGradients(model)
+    for tokens in (1, 1, 3, 3, 4, 1):
+        x = torch.randn(4, tokens, 4).double()
 
-    def losses():
-        h = model.inward(x).unflatten(1, (TOKENS, WIDTH))
-        h = torch.tanh(model.use(model, h))
-        h = h.unflatten(0, (TOKENS, 8)).mean(0) if model.turn else h.unflatten(0, (8, TOKENS)).mean(1)
-        return cross_entropy(model.outward(h), y)
+        def losses(x=x):
+            return cross_entropy((x.transpose(0, 1) @ model["a"]).tanh().mean(0) @ model["b"], y)
 
-    grads = ClassGradients(model)
-    for turn in (True, True, False):
-        model.turn = turn
         assert_exact(model, losses, y, grads)
 
 
