@@ -209,8 +209,7 @@ class Engines:
             return NO_PLACES  # hooks are to be run on class gradients
         examples, layers = layout.examples, {each.node for each in calls}
         alike = layout.make_up.largest == examples  # of one class, whose rows all rows are
-        audited = key in self._mixers and not mixed
-        if not alike and not audited and (self._within.get(key) or graph.reorders(examples)):
+        if not alike and (mixed or key not in self._mixers) and graph.reorders(examples):
             return NO_PLACES
         found, choices = None, self._choices.get(key)
         recording = _recording(losses)

@@ -21,9 +21,6 @@ from classgrad.gradients.engines._joint import gradients_of
 from classgrad.gradients.engines._operations import Kind, Rows, Use, use_of
 from classgrad.gradients.terms._terms import Memory, Term
 
-_FORMS = ("TBackward0", "ToCopyBackward0")
-"""Operations whose result is seen through: the transpose of a matrix, the same in another number format."""
-
 
 @dataclass
 class Place:
@@ -37,8 +34,8 @@ class Place:
     def __post_init__(self) -> None:
         source, _ = self.source
         turned = False
-        while source.name() in _FORMS:
-            turned ^= source.name() == _FORMS[0]
+        while (turns := _seen_through(source)) is not None:
+            turned ^= turns
             source = source.next_functions[0][0]
         self.parameter: nn.Parameter | None = None
         """The one that comes here, but for its form, if it is a single one."""
@@ -60,6 +57,24 @@ class Place:
     def term(self, b: Tensor, layout: ClassLayout, memory: Memory) -> Term:
         """Return the class gradients of the parameter, or of what was made of several."""
         return self.use.term(b, self.rows, self._turned, layout, memory)
+
+
+def _seen_through(node: Any) -> bool | None:
+    """Whether what an operation makes is the transpose of a matrix, False if the same in another number format."""
+    name = node.name()
+    if name == "ToCopyBackward0":
+        return False
+    if name == "TBackward0":
+        return True
+    dims: tuple[int, ...] = ()
+    if name == "PermuteBackward0":
+        dims = node._saved_dims
+    elif name == "TransposeBackward0" and len(node._input_metadata[0].shape) == 2:
+        dims = (node._saved_dim0, node._saved_dim1)
+    if len(dims) != 2:
+        return None
+    first, second = (d % 2 for d in dims)  # those from the end come as very large numbers, even and odd as they were
+    return bool(first > second if name == "PermuteBackward0" else first != second)
 
 
 class Choice(NamedTuple):

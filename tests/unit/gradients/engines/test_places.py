@@ -1,6 +1,7 @@
 """Parameters that come to the examples outside of layers: exact, and all by the one backward pass."""
 
 import itertools
+import warnings
 from contextlib import nullcontext
 from unittest import mock
 
@@ -99,7 +100,9 @@ SPREAD = {
     "positions": lambda m, h: h + m.places,
     "positions, first": lambda m, h: m.places + h,
     "rows": lambda m, h: h + m.rows[1:4],
-    "transposed": lambda m, h: h * m.turned.T,
+    "transposed": lambda m, h: h * m.turned.t(),
+    "transposed otherwise": lambda m, h: h * m.turned.T + m.turned.mT,
+    "with what it is added to, of which nothing comes yet": lambda m, h: h + 0.0 * (h.mean(0) @ square(m)),
     "table": positions,
     "table looked up with a dimension for the batch": lambda m, h: h + m.table(torch.arange(3, device=h.device)[None]),
     "table behind a layer": lambda m, h: h + m.norm(rows_of(m, h, 0, 2, 2)),
@@ -128,6 +131,7 @@ SPREAD = {
 PRODUCTS = {
     "matrix": lambda m, h: h @ square(m),
     "transposed": lambda m, h: F.linear(h, square(m)),
+    "transposed, as it is": lambda m, h: h @ m.turned @ m.turned.T,
     "with a bias": lambda m, h: F.linear(h, square(m), m.scale),
     "a layer's weight and bias": lambda m, h: (
         F.linear(m.normed(h), m.outward.weight @ square(m), m.outward.bias) @ m.rows[:3]
@@ -153,9 +157,11 @@ PRODUCTS = {
     "layer of single vectors": lambda m, h: torch.stack([m.outward(h[:, i]) for i in range(3)], 1) @ m.rows[:3],
     "spread, and a matrix": lambda m, h: (h + m.rows[0]) @ square(m),
     "spread beside a matrix": lambda m, h: (h + m.places) @ square(m),
+    "made once for two": lambda m, h: (lambda w: h @ w + h.cos() @ w)(square(m).tanh()),
     "made of a product": lambda m, h: h @ (square(m) @ square(m).T).tanh(),
     "looked up": lambda m, h: h + lookup(m, h),
     "looked up in columns": lambda m, h: h @ F.embedding(h.detach().argmax(2) % 3, m.turned.t()).mT @ m.turned.T,
+    "looked up with padding": lambda m, h: h + F.embedding(h.detach().argmax(2), m.rows, padding_idx=1),
     "looked up, tokens first": across(lambda m, h: h + lookup(m, h)),
     "looked up, and multiplied": lambda m, h: (h + lookup(m, h)) @ m.table.weight[:WIDTH],
     "convolution": lambda m, h: F.conv1d(h.mT, m.kernel, m.scale, groups=2, padding=1).mT,
@@ -415,6 +421,82 @@ def test_what_was_found_out_of_single_tokens_is_not_taken_for_several():
             return cross_entropy((x.transpose(0, 1) @ model["a"]).tanh().mean(0) @ model["b"], y)
 
         assert_exact(model, losses, y, grads)
+
+
+def test_few_rows_that_feel_anything_do_not_tell_where_the_others_are():
+    model = nn.ParameterDict({"a": torch.randn(4, 4), "b": torch.randn(4, 3)}).double()
+    x, y, grads = torch.randn(3, 3, 4).double(), torch.tensor([0, 1, 2]), ClassGradients(model)
+    some = torch.zeros(3, 3, 1).double()
+    some[0, 0] = 1
+    for mask in (some, torch.ones_like(some)):
+
+        def losses(mask=mask):
+            return cross_entropy(((x.transpose(0, 1) @ model["a"]).tanh() * mask).mean(0) @ model["b"], y)
+
+        assert_exact(model, losses, y, grads)
+
+
+class TimeFirst(nn.Module):
+    """Two layers that see tokens before examples, perhaps as many."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second, self.head = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 3)
+        self.gate, self.rows = 1.0, None
+
+    def forward(self, x):
+        h = x.transpose(0, 1)
+        h = (self.first(h).tanh() + self.gate * self.second(h).tanh()).transpose(0, 1)
+        return self.head((h if self.rows is None else h[self.rows]).cumsum(1)[:, 1])
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [
+        [{"gate": 0.0}, {"gate": 1.0}],
+        [{"y": torch.zeros(3).long()}, {"y": torch.zeros(3).long()}, {}],
+        [{"rows": torch.arange(3)}, {"rows": torch.arange(3)}, {"rows": torch.tensor([1, 2, 0])}],
+    ],
+    ids=["a layer felt later", "one class first", "rows by number"],
+)
+@pytest.mark.parametrize("tokens", [3, 5])
+def test_layers_that_see_tokens_before_examples(steps, tokens):
+    torch.manual_seed(0)
+    model, x = TimeFirst().double(), torch.randn(3, tokens, 4).double()
+    grads = ClassGradients(model)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore" if "rows" in steps[0] else "error", message="Something after layer")
+        for step in steps:
+            y = step.get("y", torch.tensor([0, 1, 2]))
+            model.gate, model.rows = step.get("gate", 1.0), step.get("rows")
+            assert_exact(model, lambda y=y: cross_entropy(model(x), y), y, grads)
+
+
+def test_other_parameters_under_the_same_operations():
+    """Those of somebody else stand in for one at first and for the other then."""
+
+    class Two(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = nn.Parameter(torch.randn(4, 3)), nn.Parameter(torch.randn(4, 3))
+
+        def forward(self, x):
+            return x @ self.a + x.cos() @ self.b
+
+    model, (x, y) = Two().double(), batch()
+    grads, other = ClassGradients(model), torch.randn(4, 3).double().requires_grad_()
+    for name in ("b", "a", "b"):
+        assert_exact(
+            model, lambda name=name: cross_entropy(torch.func.functional_call(model, {name: other}, x), y), y, grads
+        )
+
+
+def test_what_is_sparse_later_on():
+    model, (x, y) = spread(lambda m, h: h + (m.form(h.detach()[:, 0]) @ square(m))[:, None]), batch()
+    grads = ClassGradients(model)
+    for form in (torch.Tensor.to_dense, torch.Tensor.to_sparse, torch.Tensor.to_dense):
+        model.form = form
+        assert_exact(model, lambda: cross_entropy(model(x), y), y, grads)
 
 
 def test_class_gradients_that_must_be_held_are_streamed_or_refused():
