@@ -11,7 +11,7 @@ from classgrad.gradients import CapturedStep
 from classgrad.gradients._layout import class_layout
 
 from ._reference import batch, cross_entropy, flat_grad, flat_gradients, loss_of, small_net, unit_sum
-from .engines.test_places import KNOWN, spread
+from .engines._uses import KNOWN, spread
 from .layers.test_layers import EQUAL, FALLS_BACK, LAYERS, WAYS, Y, losses_of, prepared
 from .layers.test_layers import pytestmark as warnings_of_layers
 

@@ -39,8 +39,7 @@ class Plan:
     @property
     def held(self) -> int:
         """Bytes that class gradients which must all be held take for each class."""
-        made = sum(given.shape.numel() * given.dtype.itemsize for given in self.places.made)
-        return made + sum(p.numel() * p.element_size() for p in (*self.rest, *self.places.below))
+        return self.places.held + sum(p.numel() * p.element_size() for p in self.rest)
 
 
 class Taker:
@@ -59,7 +58,7 @@ class Taker:
         self.wanted = None if wanted.issuperset(self.uses) else wanted
         """Ids of the parameters whose class gradients are wanted of the calls, None if those of all are."""
         self._entries = Counter(map(id, (*entering, *plan.places.below)))
-        self._below = Below(plan.places.below, layout, memory)
+        self._below = Below(plan.places, layout, memory)
         self._gram = gram
         self._keep_graph = keep_graph
         self._parts: dict[int, list[Term]] = {}  # by the parameter's id: that of a tensor itself takes a while

@@ -18,7 +18,7 @@ from torch.autograd.graph import GradientEdge
 from classgrad.gradients._layout import ClassLayout
 from classgrad.gradients.engines._graph import Graph, by_node, is_leaf
 from classgrad.gradients.engines._joint import gradients_of
-from classgrad.gradients.engines._operations import Kind, Rows, Use, use_of
+from classgrad.gradients.engines._operations import Rows, Use, use_of
 from classgrad.gradients.terms._terms import Memory, Term
 
 
@@ -111,9 +111,11 @@ class Places(NamedTuple):
         return [place.parameter for place in self.each if place.parameter is not None]
 
     @property
-    def made(self) -> list[Kind]:
-        """What was made of parameters before it came to a place, as often as that is."""
-        return [place.use.given for place in self.each if place.parameter is None]
+    def held(self) -> int:
+        """Bytes that class gradients of what was made of parameters take for each class, and of these then."""
+        made = [place.use.given for place in self.each if place.parameter is None]
+        bytes_made = sum(given.shape.numel() * given.dtype.itemsize for given in made)
+        return bytes_made + sum(p.numel() * p.element_size() for p in self.below)
 
 
 NO_PLACES = Places()

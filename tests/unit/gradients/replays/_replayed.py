@@ -52,6 +52,19 @@ class Mixed(nn.Module):
         return self.head((self.twice(x) * self.scale).mean(1))
 
 
+class Outside(nn.Module):
+    """Layers beside matrices and a table of no layer, one of which is made of another."""
+
+    def __init__(self):
+        super().__init__()
+        self.table, self.norm = nn.Parameter(torch.randn(7, 6)), nn.LayerNorm(6)
+        self.inner, self.head, self.matrix = nn.Linear(6, 9), nn.Linear(6, 3), nn.Parameter(torch.randn(9, 6))
+
+    def forward(self, x):
+        h = torch.tanh(self.inner(self.norm(F.embedding(x, self.table))))
+        return self.head((h @ self.matrix + self.table[:1].exp()).mean(1))
+
+
 def convolutional(classes=3):
     return nn.Sequential(
         nn.Conv2d(2, 4, 3, padding=1),
@@ -76,6 +89,7 @@ MODELS = {
     "tokens": (Tokens, tokens),
     "mixed": (Mixed, tokens),
     "named": (Named, tokens),
+    "outside": (Outside, tokens),
 }
 
 
