@@ -52,17 +52,18 @@ def test_layers(name, labels):
 
 
 @pytest.mark.parametrize("labels", [torch.arange(8) % 3, torch.arange(8) // 4], ids=["unequal", "equal"])
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-9), (torch.float32, 2e-3)])  # cuDNN's TF32
 @pytest.mark.parametrize("name", KNOWN)
-def test_parameters_outside_of_layers(name, dtype, labels):
+def test_parameters_outside_of_layers(name, dtype, tolerance, labels):
     model, x, y = spread(KNOWN[name]).to("cuda", dtype), batch()[0].to("cuda", dtype), labels.cuda()
     grads = ClassGradients(model)
     for _ in range(3):
         gradients = flat_gradients(cross_entropy(model(x), y), y, model.parameters())
         model.zero_grad()
         step = grads.backward(cross_entropy(model(x), y), y)
-        torch.testing.assert_close(step.norms, gradients.norm(dim=1))
-        torch.testing.assert_close(flat_grad(model), unit_sum(gradients))
+        torch.testing.assert_close(step.norms, gradients.norm(dim=1), rtol=tolerance, atol=0)
+        expected = unit_sum(gradients)
+        assert (flat_grad(model) - expected).norm() < tolerance * expected.norm()
 
 
 RULES = [Sum(), Normalize(), Normalize(per="layer"), Bisect(), Rescale()]
