@@ -63,6 +63,18 @@ def table(tmp_path):
     return path
 
 
+def test_without_a_terminal_a_line_tells_now_and_then_how_far_runs_are(table, monkeypatch, capsys):
+    given = ["train", str(table), "--target", "sick", "--algorithm", "sgd", *QUICK]
+    assert main([*given, "--overwrite"]) == 0
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr("classgrad.cli._live._EVERY", 0.0)
+    assert main([*given, "--overwrite"]) == 0
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[-1].endswith("people.csv sgd seed 0: 8 of 8 steps")
+    assert main([*given, "--overwrite", "--quiet"]) == 0
+    assert capsys.readouterr().err == ""
+
+
 def test_train_keeps_record_model_and_report(capsys, tmp_path, real_figures):
     assert main(["train", "digits-bi20", "-a", "pcngd", "--seeds", "2", "--out", "mine", *QUICK]) == 0
     out = capsys.readouterr().out

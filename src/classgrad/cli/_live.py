@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -17,14 +19,22 @@ from classgrad.cli._source import file_name
 from classgrad.dynamics import class_norms, recall
 from classgrad.training import Job, Progress
 
+_EVERY = 60.0
+"""Seconds between the lines of a log."""
+
 
 class Live:
-    """One bar for all updates to make, and one for every run at work with its recalls so far."""
+    """One bar for all updates to make, and one for every run at work with its recalls so far.
+
+    Where nobody watches a terminal it is a line a minute on standard error instead.
+    """
 
     def __init__(
         self, output: Output, jobs: Sequence[Job], classes: Mapping[str, Sequence[str]], logs: Path | None
     ) -> None:
         self._bars = output.progress()
+        self._logs = output.talks and self._bars.disable
+        self._logged = time.monotonic()
         self._jobs = jobs
         self._done = [0] * len(jobs)
         self._total = self._bars.add_task(f"{len(jobs)} runs", total=sum(job.spec.steps for job in jobs))
@@ -47,6 +57,9 @@ class Live:
         self._bars.advance(self._total, progress.step - self._done[number])
         self._done[number] = progress.step
         self._show(number, progress)
+        if self._logs and time.monotonic() - self._logged >= _EVERY:
+            self._logged = time.monotonic()
+            print(f"{self._name(number)}: {progress.step:,} of {progress.steps:,} steps", file=sys.stderr, flush=True)
         if self._boards is not None and progress.point is not None:
             self._boards.write(number, progress.step, progress.point)
 
