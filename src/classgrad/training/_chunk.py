@@ -20,18 +20,18 @@ _PROBE = 64
 Chunk = int | Literal["auto"]
 
 
-def resolve_chunk(chunk: Chunk, run: Callable[[Tensor], object], order: Tensor, width: int, batch: int) -> int:
+def resolve_chunk(chunk: Chunk, run: Callable[[Tensor], object], order: Tensor, width: int, least: int) -> int:
     """Give the number of examples to run at once, each of ``width`` numbers.
 
     ``"auto"`` is on a GPU the most whose forward and backward pass ``run`` takes a quarter of its memory, as two small
     ones tell: all of ``order`` or a power of two. It depends on the network and the kind of GPU, not on what else is
-    using it. On a CPU all that do not go at once go in pieces that caches help with, no smaller than a ``batch``.
+    using it. On a CPU all that do not go at once go in pieces that caches help with, of ``least`` examples or more.
     """
     if chunk != "auto":
         return chunk
     if not order.is_cuda:
         piece = 1 << (max(_LEAST, _IN_CACHE // max(1, width)).bit_length() - 1)
-        return ON_CPU if len(order) <= ON_CPU else max(batch, min(ON_CPU, piece))
+        return ON_CPU if len(order) <= ON_CPU else max(least, min(ON_CPU, piece))
     if len(order) <= 2 * _PROBE:
         return 2 * _PROBE
     run(order[:_PROBE])  # libraries set themselves up

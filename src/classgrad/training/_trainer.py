@@ -17,7 +17,7 @@ from classgrad.gradients import ClassGradients, RecordedUpdate, Step, why_not
 from classgrad.rules import Rescale, Sum
 from classgrad.theory import pcn_margin
 from classgrad.training._batches import SAMPLERS, composition, forever
-from classgrad.training._chunk import resolve_chunk
+from classgrad.training._chunk import ON_CPU, resolve_chunk
 from classgrad.training._clock import Clock
 from classgrad.training._compiled import Forward, backward_again, compiled, compiled_between, twin
 from classgrad.training._divergence import Watch
@@ -87,8 +87,9 @@ class Trainer:
         self.scheduler = (
             make_lr_scheduler(spec.scheduler, self.optimizer, spec.scheduler_options) if spec.scheduler else None
         )
-        width, batch = dataset.train.x[0].numel(), 0 if self.row.full_batch else spec.batch_size
-        self.chunk = resolve_chunk(spec.chunk, self._probe, torch.cat(self.members), width, batch)
+        least = ON_CPU if self._batch_normed else 0 if self.row.full_batch else spec.batch_size
+        width = dataset.train.x[0].numel()
+        self.chunk = resolve_chunk(spec.chunk, self._probe, torch.cat(self.members), width, least)
         self._grads, self._work = self._make_work()
         self.clock = Clock(device)
         self.mailbox = Mailbox(late=self.gpu and self.reservoir is None)
@@ -252,9 +253,14 @@ class Trainer:
         """Whether full batches are taken class by class: no more work than a plain step where classes are large."""
         if not self.row.full_batch or not self.rule.separable:
             return False
-        if self.rule.refresh > 1 or any(isinstance(module, _BatchNorm) for module in self.model.modules()):
+        if self.rule.refresh > 1 or self._batch_normed:
             return len(self.train) > self.chunk
         return len(self.train) > min(self.chunk, _LARGE_CLASS * int((self.counts > 0).sum()))
+
+    @property
+    def _batch_normed(self) -> bool:
+        """Whether what goes through the network together has its statistics in common."""
+        return any(isinstance(module, _BatchNorm) for module in self.model.modules())
 
     def _probe(self, indices: Tensor) -> None:
         """Run forward and backward once, for the memory it takes."""

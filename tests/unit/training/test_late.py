@@ -104,12 +104,12 @@ def test_chunks_on_a_cpu_are_those_asked_for_or_the_usual():
     def never(part):
         raise AssertionError
 
-    def chunk(examples, width, batch=0, asked="auto"):
-        return resolve_chunk(asked, never, torch.arange(examples), width, batch)
+    def chunk(examples, width, least=0, asked="auto"):
+        return resolve_chunk(asked, never, torch.arange(examples), width, least)
 
     assert chunk(ON_CPU, 3072) == chunk(ON_CPU + 1, 64) == chunk(ON_CPU + 1, 0) == ON_CPU
-    assert (chunk(5714, 3072), chunk(5714, 3 * 224 * 224), chunk(5714, 3072, batch=400)) == (256, 16, 400)
-    assert chunk(5714, 3072, batch=400, asked=3) == 3
+    assert (chunk(5714, 3072), chunk(5714, 3 * 224 * 224), chunk(5714, 3072, least=400)) == (256, 16, 400)
+    assert chunk(5714, 3072, least=400, asked=3) == 3
 
 
 def test_a_resumed_run_keeps_the_chunk_it_began_with():

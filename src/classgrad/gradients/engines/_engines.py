@@ -51,6 +51,7 @@ class Engines:
         self._may_mix = may_mix(model, self.mixing)
         self.names: dict[nn.Module, str] = {module: name or "the model" for name, module in model.named_modules()}
         self._mixers: dict[tuple[object, ...], frozenset[int]] = {}
+        self._named: dict[tuple[object, ...], int] = {}
         self._doubtful: dict[tuple[object, ...], int] = {}
         self._within: dict[tuple[object, ...], bool] = {}
         self._choices: dict[tuple[object, ...], Choices] = {}
@@ -140,7 +141,7 @@ class Engines:
         rest = [p for p in parameters if id(p) in ids] if ids else []
         places = self._places(key, losses, layout, graph, apart, rest, bool(mixers)) if rest else NO_PLACES
         if mixers and rest and not places.each:
-            module = calls[max(mixers)].call.module
+            module = calls[self._named[key]].call.module
             name = f"{self.names[module]} ({type(module).__name__})"
             self._warn(f"Something after layer {name} mixes the examples of a batch", len(layout))
             return None
@@ -174,9 +175,12 @@ class Engines:
         if _recording(losses) or (steps > _PROBES and steps & (steps - 1)):
             return frozenset()
         found = probe(losses, layout, calls)
-        if found.mixers:  # not to be trusted are then those either that may mix and did not feel it
+        if found.mixers:  # nor are those to be trusted then that may mix and did not feel it
             del self._doubtful[key]
-            self._mixers[key] = found.mixers | found.numb
+            within = probe(losses, _groups(losses), calls).mixers
+            all_of_them = frozenset(range(len(calls)))
+            self._mixers[key] = all_of_them if graph.reorders(layout.examples) else found.mixers | found.numb | within
+            self._named[key] = max(found.mixers)
             return self._mixers[key]
         if found.conclusive:
             del self._doubtful[key]

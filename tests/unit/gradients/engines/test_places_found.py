@@ -179,6 +179,30 @@ def test_layers_that_see_tokens_before_examples(steps, tokens):
             assert_exact(model, lambda y=y: cross_entropy(model(x), y), y, grads)
 
 
+class Branches(nn.Module):
+    """A layer that sees as many tokens as examples first, beside one whose examples are mixed two by two."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second, self.head = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 3)
+
+    def forward(self, x):
+        tokens = self.first(x.transpose(0, 1)).tanh().mean(0)
+        pairs = nn.functional.layer_norm(self.second(x[:, 0]).unflatten(0, (2, 2)), (2, 4)).flatten(0, 1)
+        return self.head(tokens) + pairs[:, :3]
+
+
+def test_mixing_within_classes_beside_a_layer_that_sees_tokens_first():
+    torch.manual_seed(0)
+    model, x = Branches().double(), torch.randn(4, 4, 4).double()
+    grads = ClassGradients(model)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Something after layer")
+        for labels in ([0, 0, 1, 1], [0, 0, 1, 1], [0, 1, 0, 1]):
+            y = torch.tensor(labels)
+            assert_exact(model, lambda y=y: cross_entropy(model(x), y), y, grads)
+
+
 def test_other_parameters_under_the_same_operations():
     """Those of somebody else stand in for one at first and for the other then."""
 
